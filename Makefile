@@ -1,0 +1,45 @@
+# What each target does: make help
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help setup fuzz test lint bench clean
+
+VENV := .venv
+SCHEDFUZZ := $(VENV)/bin/schedfuzz
+# Strings hash alike in every run, so that a finding is one everywhere.
+export PYTHONHASHSEED := 0
+
+# The release that `make fuzz` finds bugs in, and the releases that the tests run.
+FUZZ_RELEASE := 0.19.0
+TEST_RELEASES := 0.19.0 0.20.2 0.23.0 0.24.0 0.32.0 0.33.0
+
+help: ## show this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST)
+
+setup: ## make the environment in .venv (nothing to do when it is up to date)
+	@scripts/setup.sh $(VENV)
+
+fuzz: setup ## find bugs of vLLM 0.19.0 in 90 seconds, from an empty corpus
+	@$(SCHEDFUZZ) targets fetch $(FUZZ_RELEASE)
+	@rm -rf out/fuzz
+	@$(SCHEDFUZZ) run --vllm $(FUZZ_RELEASE) --seconds 90 --seed 1 --out out/fuzz; status=$$?; \
+	case $$status in \
+	  1) echo "make fuzz: bugs found in vLLM $(FUZZ_RELEASE), which is success here; they are in out/fuzz/findings" ;; \
+	  0) echo "make fuzz: no finding, although vLLM $(FUZZ_RELEASE) has known bugs: this is a failure" >&2; exit 1 ;; \
+	  *) echo "make fuzz: schedfuzz ended with status $$status" >&2; exit $$status ;; \
+	esac
+
+test: setup ## run the tests (PYTEST_ARGS="-k name" to choose)
+	@$(SCHEDFUZZ) targets fetch $(TEST_RELEASES)
+	$(VENV)/bin/python -m pytest $(PYTEST_ARGS)
+
+lint: setup ## check style and types
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
+	$(VENV)/bin/mypy --strict harness fuzz
+
+bench: setup ## measure executions/s, steps/s and the share of time spent in vLLM
+	$(VENV)/bin/python -m fuzz.bench
+
+clean: ## remove the environment and what runs left here (the cache of releases stays)
+	rm -rf $(VENV) $(VENV).lock out build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find harness fuzz tests -name __pycache__ -type d -prune -exec rm -rf {} +

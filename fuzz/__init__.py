@@ -1,0 +1,1 @@
+"""Many executions: generating, mutating, shrinking and reporting scenarios."""

@@ -1,0 +1,257 @@
+"""Scenario.engine -> VllmConfig, KVCacheConfig, Scheduler and EngineCore, all vLLM's own.
+
+What is replaced, and why: the model configuration (the real one inspects a model class in another process and needs a
+checkpoint), the checks of SpeculativeConfig (they load a draft model) and the multimodal budget (it runs a processor);
+the two encoder limits that the budget would compute are set from the scenario. `EngineCore` is made without its
+constructor, which starts workers and profiles memory; every attribute that its loop reads is set as the constructor
+of 0.19-0.33 sets it.
+"""
+
+import functools
+import queue
+from collections import deque
+from typing import Any
+
+from harness import compat
+from harness.model import EOS, PLACEHOLDER, STOP, Reference
+from harness.scenario import Engine, Scenario
+
+
+class Rejected(Exception):
+    """vLLM refused the configuration with an error of its own: not a finding."""
+
+
+class ModelStandIn:
+    """The attributes of ModelConfig that scheduler and engine loop read, for a plain decoder.
+
+    Attributes that a release adds are None (falsy), which is what a plain decoder has; `unknown` keeps their names
+    for the drift test.
+    """
+
+    runner_type = "generate"
+    is_encoder_decoder = False
+    is_hybrid = False
+    is_moe = False
+    is_diffusion = False
+    is_quantized = False
+    is_attention_free = False
+    has_inner_state = False
+    supports_multimodal_inputs = False
+    is_multimodal_model = False
+    uses_mrope = False
+    uses_xdrope = False
+    enable_prompt_embeds = False
+    enable_return_routed_experts = False
+    return_sampling_mask = False
+    skip_tokenizer_init = True
+    architectures = ("StandIn",)
+    model = served_model_name = "stand-in"
+
+    def __init__(self, max_model_len: int) -> None:
+        self.max_model_len = max_model_len
+        self.unknown: set[str] = set()
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self.unknown.add(name)
+
+
+def _speculative_config(engine: Engine) -> Any:
+    from vllm.config import SpeculativeConfig
+
+    speculative = engine.speculative
+    if speculative is None:
+        return None
+    return compat.default_instance(
+        SpeculativeConfig,
+        method=speculative.method,
+        num_speculative_tokens=speculative.num_speculative_tokens,
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def vllm_config(engine: Engine) -> Any:
+    """The VllmConfig of an engine; cached, since it costs as much as a whole short execution (1.5-3 ms).
+
+    Raises Rejected if vLLM's own validation refuses the values.
+    """
+    from vllm.config import CacheConfig, DeviceConfig, ParallelConfig, SchedulerConfig, VllmConfig
+
+    encoder = engine.encoder
+    try:
+        scheduler_config = compat.construct(
+            SchedulerConfig,
+            max_num_seqs=engine.max_num_seqs,
+            max_num_batched_tokens=engine.max_num_batched_tokens,
+            max_model_len=engine.max_model_len,
+            is_encoder_decoder=False,
+            is_multimodal_model=encoder is not None,
+            enable_chunked_prefill=engine.enable_chunked_prefill,
+            long_prefill_token_threshold=engine.long_prefill_token_threshold,
+            policy=engine.policy,
+            async_scheduling=engine.async_scheduling,
+            disable_chunked_mm_input=bool(encoder and encoder.disable_chunked_mm_input),
+        )
+        cache_config = compat.construct(
+            CacheConfig, block_size=engine.block_size, enable_prefix_caching=engine.enable_prefix_caching
+        )
+        config = compat.construct(
+            VllmConfig,
+            scheduler_config=scheduler_config,
+            cache_config=cache_config,
+            parallel_config=ParallelConfig(),
+            device_config=DeviceConfig(device="cpu"),
+        )
+    except (ValueError, AssertionError, NotImplementedError) as error:
+        raise Rejected(str(error).splitlines()[0]) from error
+    config.model_config = ModelStandIn(engine.max_model_len)
+    config.speculative_config = _speculative_config(engine)
+    # VllmConfig without a model settles these for a model that it does not know; say them again.
+    config.scheduler_config.async_scheduling = engine.async_scheduling
+    config.scheduler_config.enable_chunked_prefill = engine.enable_chunked_prefill
+    config.scheduler_config.disable_chunked_mm_input = bool(encoder and encoder.disable_chunked_mm_input)
+    config.cache_config.enable_prefix_caching = engine.enable_prefix_caching
+    config.cache_config.block_size = engine.block_size
+    config.cache_config.num_gpu_blocks = engine.num_gpu_blocks
+    return config
+
+
+def kv_cache_config(engine: Engine) -> Any:
+    """One full-attention group, and one sliding-window group if the engine asks for it; fresh, since it is mutable."""
+    import torch
+    from vllm.v1.kv_cache_interface import (
+        FullAttentionSpec,
+        KVCacheConfig,
+        KVCacheGroupSpec,
+        SlidingWindowSpec,
+    )
+
+    common = {"block_size": engine.block_size, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
+    drafts = bool(engine.speculative and engine.speculative.method != "ngram")
+    # The drafter's layer uses full attention, so its group is the one with EAGLE's rules.
+    full = compat.construct(
+        KVCacheGroupSpec,
+        layer_names=["full"],
+        kv_cache_spec=compat.construct(FullAttentionSpec, **common),
+        is_eagle_group=drafts and bool(engine.sliding_window),
+    )
+    groups = [full]
+    if engine.sliding_window:
+        spec = compat.construct(SlidingWindowSpec, sliding_window=engine.sliding_window, **common)
+        groups.append(compat.construct(KVCacheGroupSpec, layer_names=["window"], kv_cache_spec=spec))
+    return KVCacheConfig(num_blocks=engine.num_gpu_blocks, kv_cache_tensors=[], kv_cache_groups=groups)
+
+
+def engine_core(engine: Engine, executor: Any) -> Any:
+    """An EngineCore whose scheduler is real and whose executor is `executor`. Raises Rejected as `vllm_config`."""
+    from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
+    from vllm.v1.engine.core import EngineCore
+    from vllm.v1.structured_output import StructuredOutputManager
+
+    config = vllm_config(engine)
+    caches = kv_cache_config(engine)
+    block_size, hash_block_size = compat.block_sizes(caches, config)
+    if hasattr(caches, "hash_block_size"):
+        caches.hash_block_size = hash_block_size
+    core = object.__new__(EngineCore)
+    core.vllm_config = config
+    core.log_stats = False
+    core.model_executor = executor
+    core.structured_output_manager = _structured_output_manager(StructuredOutputManager, config)
+    core.scheduler = compat.construct(
+        config.scheduler_config.get_scheduler_cls(),
+        vllm_config=config,
+        kv_cache_config=caches,
+        structured_output_manager=core.structured_output_manager,
+        block_size=block_size,
+        hash_block_size=hash_block_size,
+        log_stats=False,
+    )
+    if engine.encoder is not None:
+        core.scheduler.encoder_cache_manager = EncoderCacheManager(
+            cache_size=engine.encoder.encoder_cache_size
+        )
+        core.scheduler.max_num_encoder_input_tokens = engine.encoder.max_num_encoder_input_tokens
+    core.request_block_hasher = (
+        compat.block_hasher(hash_block_size or block_size, config) if engine.enable_prefix_caching else None
+    )
+    core.use_spec_decode = core.check_for_draft_tokens = engine.speculative is not None
+    core.async_scheduling = engine.async_scheduling
+    core.batch_queue_size = 2 if engine.async_scheduling else 1
+    core.batch_queue = deque(maxlen=core.batch_queue_size) if core.batch_queue_size > 1 else None
+    core.step_fn = core.step if core.batch_queue is None else core.step_with_batch_queue
+    core.aborts_queue = queue.Queue()
+    core.is_ec_consumer = True
+    core.is_ec_producer = False
+    core.is_mm_encoder_only = False
+    core.is_pooling_model = False
+    core.mm_receiver_cache = None
+    core._weight_version = "default"
+    core._idle_state_callbacks = []
+    return core
+
+
+def _structured_output_manager(cls: type[Any], config: Any) -> Any:
+    # Its constructor starts thread pools and loads a tokenizer; no request here uses a grammar.
+    manager = object.__new__(cls)
+    manager.__dict__.update(backend=None, vllm_config=config, enable_in_reasoning=False)
+    return manager
+
+
+def request(scenario: Scenario, index: int, reference: Reference, arrival: float, hasher: Any) -> Any:
+    """Request `index` as vLLM's front end would hand it to the scheduler; `arrival` is in iterations."""
+    from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.request import Request
+
+    spec = scenario.requests[index]
+    params = SamplingParams(
+        temperature=0.0, max_tokens=spec.max_tokens, ignore_eos=spec.ignore_eos, stop_token_ids=[STOP]
+    )
+    extra = compat.set_eos(params, None if spec.ignore_eos else EOS)
+    features = [
+        compat.construct(
+            MultiModalFeatureSpec,
+            data=None,
+            modality="image",
+            identifier=image_hash(identity),
+            mm_hash=image_hash(identity),
+            mm_position=PlaceholderRange(offset=offset, length=length),
+        )
+        for offset, length, identity in reference.items
+    ]
+    return Request(
+        request_id=request_id(index),
+        prompt_token_ids=reference.tokens[: reference.prompt_length],
+        sampling_params=params,
+        pooling_params=None,
+        arrival_time=arrival,
+        mm_features=features or None,
+        priority=spec.priority,
+        block_hasher=hasher,
+        **extra,
+    )
+
+
+def request_id(index: int) -> str:
+    """The id of a scenario's request in vLLM and in every message."""
+    return f"r{index}"
+
+
+def image_hash(identity: int) -> str:
+    """The multimodal hash of an item of the scenario."""
+    return f"image-{identity}"
+
+
+__all__ = [
+    "PLACEHOLDER",
+    "ModelStandIn",
+    "Rejected",
+    "engine_core",
+    "image_hash",
+    "kv_cache_config",
+    "request",
+    "request_id",
+    "vllm_config",
+]

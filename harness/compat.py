@@ -1,0 +1,141 @@
+"""The only place where vLLM releases differ for us: one small function a difference, each naming the release.
+
+Differences are detected from the loaded code (signatures, fields, the syntax tree of the runner), not from version
+numbers, so that a source tree between two releases is treated as what it is.
+"""
+
+import ast
+import dataclasses
+import functools
+import importlib
+import importlib.util
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from harness.verdict import HarnessError
+
+
+def construct(cls: Callable[..., Any], **kwargs: Any) -> Any:
+    """`cls(**kwargs)` without the keyword arguments that this release does not know."""
+    accepted = _parameters(cls)
+    return cls(**{name: value for name, value in kwargs.items() if name in accepted})
+
+
+@functools.cache
+def _parameters(cls: Callable[..., Any]) -> frozenset[str]:
+    """Names that the constructor takes; a subclass that passes everything on (AsyncScheduler) takes its base's."""
+    parameters = inspect.signature(cls).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        for base in inspect.getmro(cls)[1:] if isinstance(cls, type) else ():
+            if "__init__" in vars(base):
+                return _parameters(base) | frozenset(parameters)
+    return frozenset(parameters)
+
+
+def default_instance(cls: type[Any], **values: Any) -> Any:
+    """An instance of a (pydantic) dataclass with its plain defaults, without running its checks.
+
+    For SpeculativeConfig, whose checks load a draft model.
+    """
+    instance = object.__new__(cls)
+    for field in dataclasses.fields(cls):
+        default: Any = None
+        if field.default is not dataclasses.MISSING:
+            default = field.default
+        elif field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        # Fields declared with pydantic's Field(...) carry a FieldInfo as their default.
+        if type(default).__name__ == "FieldInfo":
+            default = default.get_default(call_default_factory=True)
+            default = None if type(default).__name__ == "PydanticUndefinedType" else default
+        object.__setattr__(instance, field.name, default)
+    for name, value in values.items():
+        object.__setattr__(instance, name, value)
+    return instance
+
+
+def optional(module: str, name: str) -> Any:
+    """`module.name`, or None where this release lacks either."""
+    try:
+        return getattr(importlib.import_module(module), name, None)
+    except ModuleNotFoundError:
+        return None
+
+
+def block_sizes(kv_cache_config: Any, vllm_config: Any) -> tuple[int, int | None]:
+    """(scheduler block size, hash block size); one size for both up to 0.19, resolved per group in later releases."""
+    resolve = optional("vllm.v1.core.kv_cache_utils", "resolve_kv_cache_block_sizes")
+    if resolve is None:
+        return vllm_config.cache_config.block_size, None
+    sizes = resolve(kv_cache_config, vllm_config)
+    return int(sizes[0]), int(sizes[1])
+
+
+def block_hasher(hash_block_size: int, vllm_config: Any) -> Any:
+    """vLLM's request block hasher; hashes cover a look-ahead token for EAGLE from 0.33."""
+    from vllm.utils.hashing import get_hash_fn_by_name
+    from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+
+    function = get_hash_fn_by_name(vllm_config.cache_config.prefix_caching_hash_algo)
+    init_none_hash(function)
+    arguments: list[Any] = [hash_block_size, function]
+    if "num_hash_lookahead_tokens" in inspect.signature(get_request_block_hasher).parameters:
+        arguments.append(vllm_config.num_hash_lookahead_tokens)
+    return get_request_block_hasher(*arguments)
+
+
+def set_eos(sampling_params: Any, eos_token_id: int | None) -> dict[str, Any]:
+    """Makes a request stop at EOS: on the sampling parameters from 0.17, an argument of Request before."""
+    from vllm.v1.request import Request
+
+    if "eos_token_id" in inspect.signature(Request).parameters:
+        return {"eos_token_id": eos_token_id}
+    sampling_params._eos_token_id = eos_token_id
+    return {}
+
+
+def reads_resumed_output_from_scheduler() -> bool:
+    """Whether the V1 runner restores a re-added request's output from `all_token_ids` (async scheduling).
+
+    True in every release since 0.12; kept as a function so that the drift test can name it.
+    """
+    return _runner_mentions("_update_states", "all_token_ids")
+
+
+@functools.cache
+def drafter_falls_back() -> bool:
+    """Whether the drafter's look-ahead may meet an image that is not encoded.
+
+    Up to 0.23 `_gather_mm_embeddings` asserts on every miss; from 0.24 it uses the token embedding for an image that
+    starts at or after the end of the processed range, and raises for all others.
+    """
+    function = _runner_function("_gather_mm_embeddings")
+    return not any(
+        isinstance(node, ast.Assert) and "Encoder cache miss" in ast.unparse(node)
+        for node in ast.walk(function)
+    )
+
+
+def _runner_mentions(function: str, name: str) -> bool:
+    return name in ast.unparse(_runner_function(function))
+
+
+@functools.cache
+def _runner_tree() -> ast.Module:
+    # Read, not imported: the runner's module needs compiled kernels.
+    spec = importlib.util.find_spec("vllm.v1.worker")
+    if spec is None or not spec.submodule_search_locations:
+        raise HarnessError("this vLLM has no vllm.v1.worker package")
+    path = Path(spec.submodule_search_locations[0]) / "gpu_model_runner.py"
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def _runner_function(name: str) -> ast.FunctionDef:
+    for node in ast.walk(_runner_tree()):
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            return node
+    raise HarnessError(
+        f"vLLM's GPUModelRunner has no {name}: the stub's contract must be read again for this release"
+    )

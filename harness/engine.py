@@ -1,0 +1,374 @@
+"""Drives vLLM's own engine loop over a scenario: virtual clock, events, futures with scripted delays.
+
+The loop is `EngineCore`'s: `step_fn` (`step` or `step_with_batch_queue`), `post_step`, `_process_aborts_queue`, called
+in the order of `EngineCoreProc.run_busy_loop`: first the input queue, then a step. We supply the executor behind it.
+With `interleaving="free"` the same calls are made in orders that the contract allows and today's loop does not make.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from harness import build, compat
+from harness.model import Reference
+from harness.oracles import ALL, Oracle
+from harness.oracles.exceptions import Exceptions
+from harness.oracles.progress import Progress
+from harness.scenario import Abort, Arrive, Scenario
+from harness.step import Step, copy_step
+from harness.trace import Delivered, Dispatched, Occurred, ScheduledRequest, Trace, Violated
+from harness.verdict import HarnessError, Violation
+from harness.worker.observation import RunnerFailure
+from harness.worker.stub_v1 import StubV1
+from harness.world import Flight, Life, World
+
+DEFAULT_DELAY = 1
+"""A step takes as long as one pass of the scheduler: the usual case that asynchronous scheduling is made for."""
+MAX_ITERATIONS = 20_000
+"""Beyond any legal execution: MAX_REQUESTS * MAX_MODEL_LEN tokens, one a step, come to 12,288."""
+
+
+class Stopped(Exception):  # noqa: N818 - not an error: a fatal violation ends the execution from inside vLLM's call
+    """A fatal violation was reported; unwinds through vLLM's frames to `Run.execute`."""
+
+
+class _Future:
+    """What the executor returns: a result that is there, and a scripted moment at which it seems to be."""
+
+    def __init__(self, run: "Run", flight: Flight | None, output: Any) -> None:
+        self._run = run
+        self._flight = flight
+        self._output = output
+
+    def done(self) -> bool:
+        return self._flight is None or self._flight.ready <= self._run.world.iteration
+
+    def result(self, timeout: float | None = None) -> Any:
+        if self._flight is not None:
+            self._run.arriving = self._flight
+        return self._output
+
+
+class StubExecutor:
+    """The executor seam: what EngineCore calls in place of a process with a model."""
+
+    max_concurrent_batches = 2
+
+    def __init__(self, run: "Run") -> None:
+        self._run = run
+        self._pending: tuple[Flight, Any] | None = None
+
+    def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:
+        """Runs the step. As in the V1 runner, the result of a step with tokens comes from `sample_tokens`."""
+        if self._pending is not None:
+            raise HarnessError("execute_model was called twice without sample_tokens")
+        flight, output = self._run.dispatch(scheduler_output)
+        if flight.step.total:
+            self._pending = flight, output
+            future = _Future(self._run, None, None)
+        else:
+            future = _Future(self._run, flight, output)
+        return future if non_block else future.result()
+
+    def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
+        """The pending step's output."""
+        if self._pending is None:
+            raise HarnessError("sample_tokens was called with nothing pending")
+        (flight, output), self._pending = self._pending, None
+        future = _Future(self._run, flight, output)
+        return future if non_block else future.result()
+
+    def take_draft_token_ids(self) -> Any:
+        """The drafts of the last step; None before the first."""
+        from vllm.v1.outputs import DraftTokenIds
+
+        drafts = self._run.stub.take_drafts()
+        if drafts is None:
+            return None
+        return DraftTokenIds(list(drafts), [list(ids) for ids in drafts.values()])
+
+
+class Run:
+    """One execution. Raises build.Rejected if vLLM refuses the configuration, HarnessError for our own faults."""
+
+    def __init__(self, scenario: Scenario, oracles: Iterable[type[Oracle]] = ALL) -> None:
+        self.scenario = scenario
+        self.references = {
+            build.request_id(index): Reference(scenario, index) for index in range(len(scenario.requests))
+        }
+        self.core = build.engine_core(scenario.engine, StubExecutor(self))
+        self.world = World(scenario, self.references, self.core)
+        self.stub = StubV1(scenario.engine, self.references, drafter_falls_back=compat.drafter_falls_back())
+        self.trace = Trace()
+        self.violations: dict[str, Violation] = {}
+        """By fingerprint; the first of each."""
+        self.oracles = [oracle(self.world, self._heard) for oracle in oracles]
+        self.arriving: Flight | None = None
+        """The flight whose result vLLM has just taken, until its update is seen."""
+        self.steps = 0
+        self._fatal = False
+        self._due = 0
+        self._next_event = 0
+        self._outputs: dict[int, Any] = {}
+        self._free_queue: list[tuple[Any, Flight]] = []
+        self._aborts: list[str] = []
+        """Aborts in the aborts queue; the input queue delivers them too, an iteration later."""
+
+    # -- the loop -----------------------------------------------------------------------------------------------
+
+    def execute(self) -> None:
+        """Runs the scenario to its end, or to the first fatal violation."""
+        self._due = self.scenario.timeline[0].delay if self.scenario.timeline else 0
+        try:
+            while self._more():
+                self._events()
+                if self.core.scheduler.has_requests() or self.world.flights:
+                    self._step()
+                self._each("settled")
+                self._stop_if_fatal()
+                self.world.iteration += 1
+                if self.world.iteration > MAX_ITERATIONS:
+                    raise HarnessError(f"no end after {MAX_ITERATIONS} iterations, and no oracle spoke")
+            self._each("drained")
+        except Stopped:
+            return
+        except RunnerFailure as failure:
+            raise HarnessError(f"the stub failed and no oracle spoke: {failure}") from failure
+
+    def _more(self) -> bool:
+        """Whether anything is left to do; jumps over time in which nothing can happen."""
+        timeline = self.scenario.timeline
+        quiet = self._next_event >= len(timeline)
+        for oracle in self.oracles:
+            if isinstance(oracle, Progress):
+                oracle.quiet = quiet
+        if self.core.scheduler.has_requests() or self.world.flights or self._aborts:
+            return True
+        if quiet:
+            return False
+        self.world.iteration = max(self.world.iteration, self._due)
+        return True
+
+    def _events(self) -> None:
+        """The input queue: aborts that the aborts queue has held, then what the timeline brings."""
+        for request in self._aborts:
+            self.core.abort_requests([request])
+            self._abort_applied(request)
+        self._aborts.clear()
+        timeline = self.scenario.timeline
+        while self._next_event < len(timeline) and self._due <= self.world.iteration:
+            event = timeline[self._next_event]
+            self._next_event += 1
+            if self._next_event < len(timeline):
+                self._due += timeline[self._next_event].delay
+            if isinstance(event, Arrive):
+                self._arrive(event)
+            else:
+                self._abort(event)
+
+    def _arrive(self, event: Arrive) -> None:
+        request = build.request_id(event.request)
+        self.trace.add(Occurred(self.world.iteration, "arrive", request))
+        life = self.world.lives[request] = Life(request, event.request, self.world.iteration)
+        # Arrival order decides ties; two arrivals in one iteration differ by their place in the timeline.
+        arrival = float(self._next_event)
+        self._guarded(
+            self.core.add_request,
+            build.request(
+                self.scenario, event.request, self.references[request], arrival, self.core.request_block_hasher
+            ),
+        )
+        self._each("arrived", life)
+
+    def _abort(self, event: Abort) -> None:
+        request = build.request_id(event.request)
+        self.trace.add(Occurred(self.world.iteration, "abort", request, event.in_step))
+        if event.in_step:
+            self.core.aborts_queue.put_nowait([request])
+            self._aborts.append(request)
+        else:
+            self._guarded(self.core.abort_requests, [request])
+            self._abort_applied(request)
+
+    def _abort_applied(self, request: str) -> None:
+        life = self.world.lives[request]
+        if life.live:
+            life.aborted = self.world.iteration
+            life.ended = "abort"
+        self._each("aborted", life)
+
+    def _step(self) -> None:
+        if self.scenario.engine.interleaving == "free":
+            self._guarded(self._free_step)
+            return
+        self.arriving = None
+        outputs, executed = self._guarded(self.core.step_fn)
+        self._updated(outputs)
+        self._guarded(self.core.post_step, executed)
+
+    def _free_step(self) -> None:
+        """Schedules if a batch may be in flight, then delivers the oldest result if it is ready."""
+        scheduler, executor = self.core.scheduler, self.core.model_executor
+        scheduled = False
+        if scheduler.has_requests() and len(self.world.flights) < self.core.batch_queue_size:
+            output = scheduler.schedule()
+            executor.execute_model(output, non_block=True)
+            if output.total_num_scheduled_tokens:
+                executor.sample_tokens(None, non_block=True)
+                scheduled = True
+            self._free_queue.append((output, self.world.flights[-1]))
+        if not self._free_queue:
+            return
+        full = len(self.world.flights) >= self.core.batch_queue_size
+        if full or not scheduled or self._free_queue[0][1].ready <= self.world.iteration:
+            output, flight = self._free_queue.pop(0)
+            self.arriving = flight
+            self.core._process_aborts_queue()
+            outputs = scheduler.update_from_output(output, self._outputs[flight.step.index])
+            self._updated(outputs)
+            if self.core.use_spec_decode and not self.core.async_scheduling and scheduled:
+                drafts = executor.take_draft_token_ids()
+                if drafts is not None:
+                    scheduler.update_draft_token_ids(drafts)
+
+    # -- the seams ----------------------------------------------------------------------------------------------
+
+    def dispatch(self, scheduler_output: Any) -> tuple[Flight, Any]:
+        """A step leaves for the worker: oracles, stub, trace. Returns its flight and the ModelRunnerOutput."""
+        step = copy_step(scheduler_output, self.steps, self.world.iteration)
+        self.steps += 1
+        delays = self.scenario.step_delays or (DEFAULT_DELAY,)
+        flight = Flight(step, self.world.iteration + delays[step.index % len(delays)])
+        self._trace_step(step)
+        self._each("dispatched", step)
+        self._stop_if_fatal()
+        try:
+            execution = self.stub.execute(step)
+        except RunnerFailure:
+            self._each("executed", step, tuple(self.stub.observations))
+            self._stop_if_fatal()
+            raise
+        self._each("executed", step, execution.observations)
+        self._stop_if_fatal()
+        flight.sampled = execution.sampled
+        self.world.flights.append(flight)
+        return flight, self._runner_output(flight)
+
+    def _runner_output(self, flight: Flight) -> Any:
+        from vllm.v1.outputs import ModelRunnerOutput
+
+        requests = list(flight.sampled)
+        output = compat.construct(
+            ModelRunnerOutput,
+            req_ids=requests,
+            req_id_to_index={request: i for i, request in enumerate(requests)},
+            sampled_token_ids=[list(tokens) for tokens in flight.sampled.values()],
+            logprobs=None,
+            prompt_logprobs_dict={},
+            pooler_output=[],
+        )
+        self._outputs[flight.step.index] = output
+        return output
+
+    def _updated(self, outputs: Any) -> None:
+        """`update_from_output` has returned, if a result was taken at all."""
+        if self._aborts and self.core.aborts_queue.empty():
+            for request in self._aborts:
+                self._abort_applied(request)
+            self._aborts.clear()
+        flight, self.arriving = self.arriving, None
+        if flight is None:
+            return
+        self.world.flights.remove(flight)
+        delivered = [output for client in (outputs or {}).values() for output in client.outputs]
+        for output in delivered:
+            life = self.world.lives.get(output.request_id)
+            if life is not None and life.live:
+                life.outputs.extend(output.new_token_ids)
+                if output.finish_reason is not None:
+                    life.ended = str(output.finish_reason)
+        self._trace_update(flight, delivered)
+        self._each("delivered", flight.step, delivered)
+        self._stop_if_fatal()
+
+    # -- oracles ------------------------------------------------------------------------------------------------
+
+    def _guarded(self, call: Any, *arguments: Any) -> Any:
+        """Calls vLLM; an exception of its own is O1's."""
+        try:
+            return call(*arguments)
+        except (Stopped, HarnessError, RunnerFailure):
+            raise
+        except Exception as error:
+            for oracle in self.oracles:
+                if isinstance(oracle, Exceptions):
+                    oracle.raised(error)
+                    raise Stopped from None
+            raise
+
+    def _each(self, event: str, *arguments: Any) -> None:
+        for oracle in self.oracles:
+            getattr(oracle, event)(*arguments)
+
+    def _heard(self, violation: Violation) -> None:
+        if violation.fingerprint not in self.violations:
+            self.violations[violation.fingerprint] = violation
+            self.trace.add(Violated(self.world.iteration, violation.fingerprint, violation.message))
+        self._fatal = self._fatal or violation.fatal
+
+    def _stop_if_fatal(self) -> None:
+        if self._fatal:
+            raise Stopped
+
+    # -- trace --------------------------------------------------------------------------------------------------
+
+    def _trace_step(self, step: Step) -> None:
+        scheduler = self.core.scheduler
+        encoder = scheduler.encoder_cache_manager if self.scenario.engine.encoder else None
+        rows = [(row.request, "new", row.block_ids, row.computed) for row in step.new]
+        rows += [
+            (row.request, "resumed" if row.resumed else "running", row.new_block_ids or (), row.computed)
+            for row in step.cached
+        ]
+        self.trace.add(
+            Dispatched(
+                iteration=self.world.iteration,
+                step=step.index,
+                scheduled=tuple(
+                    ScheduledRequest(
+                        request=request,
+                        source=source,
+                        computed=computed,
+                        tokens=step.scheduled.get(request, 0),
+                        drafts=len(step.drafts.get(request, ())),
+                        new_blocks=blocks,
+                        encoder_inputs=step.encoder_inputs.get(request, ()),
+                    )
+                    for request, source, blocks, computed in rows
+                ),
+                finished=step.finished,
+                preempted=step.preempted,
+                freed_encoder=step.freed_encoder,
+                in_flight=len(self.world.flights),
+                running=len(scheduler.running),
+                waiting=len(scheduler.requests) - len(scheduler.running),
+                free_blocks=self.world.pool.get_num_free_blocks(),
+                num_blocks=self.scenario.engine.num_gpu_blocks,
+                encoder_free=encoder.num_free_slots if encoder else 0,
+                encoder_freeable=encoder.num_freeable_slots if encoder else 0,
+            )
+        )
+
+    def _trace_update(self, flight: Flight, delivered: list[Any]) -> None:
+        self.trace.add(
+            Delivered(
+                iteration=self.world.iteration,
+                step=flight.step.index,
+                sampled=tuple((request, tuple(tokens)) for request, tokens in flight.sampled.items()),
+                outputs=tuple((output.request_id, tuple(output.new_token_ids)) for output in delivered),
+                ended=tuple(
+                    (output.request_id, str(output.finish_reason))
+                    for output in delivered
+                    if output.finish_reason is not None
+                ),
+            )
+        )

@@ -1,0 +1,37 @@
+"""The one pure call on which everything else is built: a scenario goes in, a verdict comes out.
+
+`target.activate` must have put a vLLM on the path of this process; vLLM is imported at the first call.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from harness import build
+from harness.engine import Run
+from harness.oracles import ALL, Oracle
+from harness.scenario import Scenario
+from harness.trace import Trace
+from harness.verdict import Verdict, Violation, verdict_of
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What an execution concluded. `violations` holds the first of each fingerprint, hazards included, in order."""
+
+    verdict: Verdict
+    violations: tuple[Violation, ...]
+    trace: Trace
+    steps: int
+    rejected: str | None = None
+    """vLLM's own words, if it refused the configuration."""
+
+
+def execute(scenario: Scenario, oracles: Iterable[type[Oracle]] = ALL) -> Result:
+    """Runs a scenario once. HarnessError for our own faults, which are never findings."""
+    try:
+        run = Run(scenario, oracles)
+    except build.Rejected as refusal:
+        return Result(Verdict.REJECTED, (), Trace(), 0, str(refusal))
+    run.execute()
+    violations = tuple(run.violations.values())
+    return Result(verdict_of(list(violations)), violations, run.trace, run.steps)

@@ -1,0 +1,34 @@
+"""All oracles, in the order in which they are fed."""
+
+from harness.oracles.base import Oracle
+from harness.oracles.block_pool import BlockAccounting
+from harness.oracles.contract import Contract
+from harness.oracles.counters import Counters
+from harness.oracles.drain import Drain
+from harness.oracles.encoder_accounting import EncoderAccounting
+from harness.oracles.encoder_presence import EncoderPresence
+from harness.oracles.exceptions import Exceptions
+from harness.oracles.fences import Fences
+from harness.oracles.kv_content import KvContent
+from harness.oracles.limits import Limits
+from harness.oracles.outputs import Outputs
+from harness.oracles.progress import Progress
+from harness.oracles.queues import Queues
+
+ALL: tuple[type[Oracle], ...] = (
+    Exceptions,
+    KvContent,
+    Fences,
+    EncoderPresence,
+    EncoderAccounting,
+    BlockAccounting,
+    Progress,
+    Outputs,
+    Limits,
+    Counters,
+    Queues,
+    Drain,
+    Contract,
+)
+
+__all__ = ["ALL", "Oracle"]

@@ -1,0 +1,59 @@
+"""O10: counters."""
+
+from typing import Any, ClassVar
+
+from harness.oracles.base import Oracle
+from harness.step import Step
+
+
+class Counters(Oracle):
+    """O10: a request's counters equal what has been scheduled, sampled and delivered.
+
+    Promised by Request's field comments: `num_output_placeholders` counts outputs that are scheduled and not back;
+    `num_in_flight_tokens` (from 0.24) tokens of steps whose result is not processed; with nothing in flight a running
+    request has computed all its tokens but the last one at most. `output_token_ids` holds what the client received.
+
+    Ledger: 48245, 49860, 57562, 36752, 42492.
+    """
+
+    family: ClassVar[str] = "O10"
+
+    def dispatched(self, step: Step) -> None:
+        for request in step.scheduled:
+            state = self.world.scheduler.requests.get(request)
+            if state is not None and state.num_output_placeholders < 0:
+                self._wrong("num_output_placeholders", f"is {state.num_output_placeholders}", request)
+
+    def settled(self) -> None:
+        for life in self.world.live:
+            state = self.world.scheduler.requests.get(life.request)
+            if state is not None:
+                self._in_flight(state)
+                if list(state.output_token_ids) != life.outputs:
+                    self._wrong(
+                        "output_token_ids",
+                        f"holds {len(state.output_token_ids)} tokens, {len(life.outputs)} were delivered",
+                        life.request,
+                    )
+
+    def _in_flight(self, state: Any) -> None:
+        request = state.request_id
+        flying = sum(flight.step.scheduled.get(request, 0) for flight in self.world.flights)
+        counted = getattr(state, "num_in_flight_tokens", None)
+        if counted is not None and counted != flying:
+            self._wrong("num_in_flight_tokens", f"is {counted}, but {flying} tokens are in flight", request)
+        if flying:
+            return
+        if state.num_output_placeholders:
+            self._wrong(
+                "num_output_placeholders", f"is {state.num_output_placeholders} with nothing in flight", request
+            )
+        if not 0 <= state.num_computed_tokens < state.num_tokens:
+            self._wrong(
+                "num_computed_tokens",
+                f"is {state.num_computed_tokens} of {state.num_tokens} tokens with nothing in flight",
+                request,
+            )
+
+    def _wrong(self, counter: str, what: str, request: str) -> None:
+        self.report("counter-drift", f"Request.{counter}", f"{counter} of {request} {what}", request)

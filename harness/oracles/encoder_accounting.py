@@ -1,0 +1,77 @@
+"""O5: encoder cache accounting."""
+
+from typing import ClassVar
+
+from harness.oracles.base import Oracle
+from harness.step import Step
+
+
+class EncoderAccounting(Oracle):
+    """O5: the encoder cache's counters equal what its entries say, and stay inside its limits.
+
+    Promised by EncoderCacheManager's class docstring: `num_free_slots` is the capacity not taken by entries,
+    `num_freeable_slots` adds the entries without reference, both between 0 and `cache_size`; references belong to
+    requests that live; with no request there is no reference. A step encodes at most the compute budget.
+
+    Ledger: 12545, 23544, 51228, 25890.
+    """
+
+    family: ClassVar[str] = "O5"
+
+    def dispatched(self, step: Step) -> None:
+        encoder = self.world.engine.encoder
+        if encoder is None:
+            return
+        sizes = [
+            self.world.scenario.images[self.world.references[request].items[index][2]]
+            for request, indices in step.encoder_inputs.items()
+            for index in indices
+        ]
+        if sum(sizes) > encoder.max_num_encoder_input_tokens:
+            self.report(
+                "encoder-budget-exceeded",
+                "scheduled_encoder_inputs",
+                f"step {step.index} encodes {sum(sizes)} embeddings, the budget is "
+                f"{encoder.max_num_encoder_input_tokens}",
+                *step.encoder_inputs,
+            )
+        self._counters()
+
+    def delivered(self, step: Step, outputs: object) -> None:
+        if self.world.engine.encoder is not None:
+            self._counters()
+
+    def drained(self) -> None:
+        if self.world.engine.encoder is None:
+            return
+        held = sorted(image for image, users in self.world.scheduler.encoder_cache_manager.cached.items() if users)
+        if held:
+            self.report("leaked-reference", "EncoderCacheManager.cached", f"no request lives, but {held} are held")
+
+    def _counters(self) -> None:
+        manager = self.world.scheduler.encoder_cache_manager
+        images = self.world.scenario.images
+        entries = {image: images[int(image.rpartition("-")[2])] for image in manager.cached}
+        free = manager.cache_size - sum(entries.values())
+        freeable = free + sum(manager.freeable.values())
+        for name, found, expected in (
+            ("num_free_slots", manager.num_free_slots, free),
+            ("num_freeable_slots", manager.num_freeable_slots, freeable),
+        ):
+            if found != expected or not 0 <= found <= manager.cache_size:
+                self.report(
+                    "counter-drift",
+                    f"EncoderCacheManager.{name}",
+                    f"{name} is {found}; the entries leave {expected} of {manager.cache_size}",
+                )
+        unreferenced = {image for image, users in manager.cached.items() if not users}
+        if unreferenced != set(manager.freeable):
+            self.report(
+                "freeable-differs",
+                "EncoderCacheManager.freeable",
+                f"entries without reference: {sorted(unreferenced)}; freeable: {sorted(manager.freeable)}",
+            )
+        users = set().union(*manager.cached.values()) if manager.cached else set()
+        dead = sorted(user for user in users if user not in self.world.scheduler.requests)
+        if dead:
+            self.report("dead-reference", "EncoderCacheManager.cached", f"{dead} have ended but hold entries", *dead)

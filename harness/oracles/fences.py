@@ -1,0 +1,103 @@
+"""O3: ownership and fences while steps read and write."""
+
+from typing import ClassVar
+
+from harness.oracles.base import Oracle
+from harness.step import Step
+from harness.verdict import Level
+
+
+class Fences(Oracle):
+    """O3: what a step reads or writes stays owned from the pass that schedules it.
+
+    Encoder outputs: an entry that a step reads is referenced by its request when the schedule pass ends. Promised by
+    EncoderCacheManager ("free only what is processed"); freeing on scheduled instead of computed tokens (up to
+    0.19.1) makes the entry evictable in the very pass that schedules its read.
+
+    KV blocks: every block of a scheduled request's table that the step reads or writes has a reference and is not in
+    the free queue when the pass ends, and no two requests of a step write one block.
+
+    Hazards, harmless only because today's worker runs steps in order: an encoder entry that becomes evictable while a
+    later step, already dispatched, still reads it (asynchronous scheduling, to 0.33).
+
+    Ledger: 38907, 45347, 54284; hazards: 45357.
+    """
+
+    family: ClassVar[str] = "O3"
+
+    def dispatched(self, step: Step) -> None:
+        if self.world.engine.encoder is not None:
+            self._encoder_reads(step)
+        self._block_writes(step)
+
+    def delivered(self, step: Step, outputs: object) -> None:
+        if self.world.engine.encoder is None:
+            return
+        manager = self.world.scheduler.encoder_cache_manager
+        for flight in self.world.flights:
+            for request, image in self.reads(flight.step):
+                if self.world.lives[request].live and image in manager.freeable:
+                    self.report(
+                        "encoder-evictable-in-flight",
+                        "EncoderCacheManager.freeable",
+                        f"{image} is evictable while step {flight.step.index}, in flight, reads it for {request}",
+                        request,
+                        level=Level.HAZARD,
+                    )
+
+    def reads(self, step: Step) -> list[tuple[str, str]]:
+        """(request, image) for every item that overlaps the target's window of a step."""
+        found: list[tuple[str, str]] = []
+        computed = step.computed
+        for request, count in step.scheduled.items():
+            start = computed.get(request)
+            if start is None:
+                continue
+            for offset, length, identity in self.world.references[request].items:
+                if offset < start + count and offset + length > start:
+                    found.append((request, f"image-{identity}"))
+        return found
+
+    def _encoder_reads(self, step: Step) -> None:
+        manager = self.world.scheduler.encoder_cache_manager
+        for request, image in self.reads(step):
+            if image in manager.freeable:
+                self.report(
+                    "encoder-evictable-while-read",
+                    "EncoderCacheManager.freeable",
+                    f"the pass that scheduled step {step.index} left {image} evictable, though the step reads it for "
+                    f"{request}",
+                    request,
+                    fatal=False,
+                )
+
+    def _block_writes(self, step: Step) -> None:
+        managers = self.world.scheduler.kv_cache_manager.coordinator.single_type_managers
+        computed = step.computed
+        for group, manager in enumerate(managers):
+            writers: dict[int, str] = {}
+            for request, count in step.scheduled.items():
+                start = computed.get(request)
+                blocks = manager.req_to_blocks.get(request)
+                if start is None or blocks is None:
+                    continue
+                size = manager.block_size
+                for block in blocks[start // size : (start + count - 1) // size + 1]:
+                    if block.is_null:
+                        continue
+                    other = writers.setdefault(block.block_id, request)
+                    if other != request:
+                        self.report(
+                            "block-written-twice",
+                            f"group {group}",
+                            f"step {step.index}: {other} and {request} both write block {block.block_id}",
+                            other,
+                            request,
+                        )
+                    if block.ref_cnt < 1:
+                        self.report(
+                            "free-block-written",
+                            f"group {group}",
+                            f"step {step.index}: {request} writes block {block.block_id}, which has no reference",
+                            request,
+                        )

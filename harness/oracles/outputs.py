@@ -1,0 +1,80 @@
+"""O8: outputs."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from harness.oracles.base import Oracle
+from harness.step import Step
+from harness.world import Life
+
+
+class Outputs(Oracle):
+    """O8: each client receives exactly what the model generates with no scheduler at all.
+
+    The same tokens, once each, in order; one finish, with the reason that the sampling parameters imply (`check_stop`);
+    nothing for a request that has ended, or whose abort was applied before the update (`_process_aborts_queue` runs
+    first in every step); and, once all is done, an end for everybody.
+
+    Ledger: 42492, 23697, 29987, 26385, 28787, 36122, 49860.
+    """
+
+    family: ClassVar[str] = "O8"
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._tokens: dict[str, list[int]] = {}
+        self._over: dict[str, str] = {}
+
+    def arrived(self, life: Life) -> None:
+        self._tokens[life.request] = []
+
+    def aborted(self, life: Life) -> None:
+        self._over.setdefault(life.request, "abort")
+
+    def delivered(self, step: Step, outputs: Sequence[Any]) -> None:
+        for output in outputs:
+            request, tokens = output.request_id, list(output.new_token_ids)
+            if request not in self._tokens or request in self._over:
+                self.report(
+                    "output-after-end",
+                    "update_from_output",
+                    f"step {step.index} delivers {tokens} for {request}, which has ended "
+                    f"({self._over.get(request, 'it never arrived')})",
+                    request,
+                )
+                continue
+            self._tokens[request] += tokens
+            self._compare(step, request)
+            if output.finish_reason is not None:
+                self._over[request] = str(output.finish_reason)
+                self._compare_end(step, request)
+
+    def _compare(self, step: Step, request: str) -> None:
+        found = self._tokens[request]
+        expected, _ = self.world.references[request].expected_output()
+        if found == expected[: len(found)]:
+            return
+        at = next(i for i, token in enumerate(found) if i >= len(expected) or token != expected[i])
+        kind = "too-many-tokens" if at >= len(expected) else "wrong-token"
+        self.report(
+            kind,
+            "EngineCoreOutput.new_token_ids",
+            f"step {step.index}: output {at} of {request} is {found[at]}, the model says "
+            f"{expected[at] if at < len(expected) else 'nothing more'}",
+            request,
+        )
+
+    def _compare_end(self, step: Step, request: str) -> None:
+        expected, reason = self.world.references[request].expected_output()
+        found = self._tokens[request]
+        if found != expected:
+            message = f"step {step.index}: {request} ends after {len(found)} of {len(expected)} tokens"
+            self.report("ended-early", f"finish_reason {self._over[request]}", message, request)
+        elif self._over[request] != reason:
+            message = f"step {step.index}: {request} ends with {self._over[request]!r}; its parameters say {reason!r}"
+            self.report("wrong-finish-reason", f"{self._over[request]} for {reason}", message, request)
+
+    def drained(self) -> None:
+        missing = sorted(self._tokens.keys() - self._over.keys())
+        if missing:
+            self.report("never-finished", "Scheduler.has_requests", f"all is done, but {missing} got no end", *missing)

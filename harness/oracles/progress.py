@@ -1,0 +1,95 @@
+"""O7: progress."""
+
+from typing import Any, ClassVar
+
+from harness.oracles.base import Oracle
+from harness.step import Step
+from harness.world import Life
+
+IDLE_PASSES = 12
+"""Passes without tokens, with nothing in flight and nothing to come, before we call it a hang. vLLM needs at most two:
+one to tell the worker who finished, one because a queue was skipped in the pass before."""
+
+
+class Progress(Oracle):
+    """O7: once the outside world is quiet, every live request finishes.
+
+    Two phases. Chaos: while events are still to come, nothing is judged, since an arrival or an abort may free what
+    others wait for. Quiesce: `no-progress` if passes schedule nothing while requests live and nothing is in flight;
+    `livelock` if passes schedule tokens but no request gets further than it ever was, for longer than recomputing
+    everything once takes. The pool holds at least one request of `max_model_len` tokens (the scenario language
+    ensures what vLLM checks at start-up), so that waiting for ever is never a matter of size.
+
+    Ledger: derived-34220, 25890, 51603, 45388, 49439, 57841, 49674.
+    """
+
+    family: ClassVar[str] = "O7"
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.quiet = False
+        """Set by the engine when the last event of the timeline has happened."""
+        self._idle = 0
+        self._stale = 0
+        self._furthest: dict[str, int] = {}
+        self._scheduled = False
+        self._limit = 64 + 2 * sum(
+            reference.prompt_length + reference.request.max_tokens for reference in self.world.references.values()
+        )
+
+    def dispatched(self, step: Step) -> None:
+        self._scheduled = self._scheduled or step.total > 0
+        for request, start in step.computed.items():
+            reached = start + step.scheduled.get(request, 0)
+            if reached > self._furthest.get(request, -1):
+                self._furthest[request] = reached
+                self._stale = 0
+
+    def delivered(self, step: Step, outputs: list[Any]) -> None:  # type: ignore[override]
+        if outputs:
+            self._stale = 0
+
+    def settled(self) -> None:
+        live = self.world.live
+        if not self.quiet or not live:
+            self._idle = self._stale = 0
+        elif self._scheduled or any(flight.step.total for flight in self.world.flights):
+            self._idle = 0
+            self._stale += 1
+        else:
+            self._idle += 1
+        self._scheduled = False
+        if self._idle >= IDLE_PASSES:
+            self.report(
+                "no-progress",
+                self._blocked(live),
+                f"{self._idle} passes scheduled nothing, and nothing is in flight; {self._waits(live)}",
+                *(life.request for life in live),
+            )
+        elif self._stale > self._limit:
+            self.report(
+                "livelock",
+                "Scheduler.schedule",
+                f"{self._stale} passes in which no request got further; {self._waits(live)}",
+                *(life.request for life in live),
+            )
+
+    def _waits(self, live: list[Life]) -> str:
+        requests = self.world.scheduler.requests
+        return "; ".join(
+            f"{life.request} is {requests[life.request].status.name} at {requests[life.request].num_computed_tokens} "
+            f"of {requests[life.request].num_tokens} tokens"
+            for life in live
+            if life.request in requests
+        )
+
+    def _blocked(self, live: list[Life]) -> str:
+        """Status of the request that should move first, and whether its next position is an image's."""
+        scheduler = self.world.scheduler
+        first = scheduler.running[0] if scheduler.running else scheduler.requests.get(live[0].request)
+        if first is None:
+            return "not in Scheduler.requests"
+        position = first.num_computed_tokens + (1 if self.world.engine.speculative else 0)
+        items = self.world.references[first.request_id].items
+        encoder = any(offset <= position < offset + length for offset, length, _ in items)
+        return f"{first.status.name}{', before an encoder input' if encoder else ''}"

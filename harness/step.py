@@ -1,0 +1,98 @@
+"""A SchedulerOutput as the worker receives it: copied field by field at the moment of dispatch.
+
+vLLM's in-process executors pass lists by reference, and the scheduler goes on changing some of them; a real worker in
+another process never sees that. Everything that looks at a step later (stub, oracles, trace) looks at this copy.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class NewRow:
+    """A request that the worker does not know yet. `block_ids` holds one tuple per KV cache group."""
+
+    request: str
+    prompt: tuple[int, ...]
+    items: tuple[tuple[int, int, str], ...]
+    """Multimodal items as (offset, length, hash)."""
+    block_ids: tuple[tuple[int, ...], ...]
+    computed: int
+
+
+@dataclass(frozen=True, slots=True)
+class CachedRow:
+    """A request that the worker knows. `all_tokens` is None unless the scheduler sent the tokens again."""
+
+    request: str
+    resumed: bool
+    new_block_ids: tuple[tuple[int, ...], ...] | None
+    computed: int
+    num_output: int
+    all_tokens: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One scheduling pass, numbered from 0 in order of dispatch."""
+
+    index: int
+    iteration: int
+    new: tuple[NewRow, ...]
+    cached: tuple[CachedRow, ...]
+    scheduled: dict[str, int]
+    """Tokens per request, in the scheduler's order."""
+    total: int
+    drafts: dict[str, tuple[int, ...]]
+    encoder_inputs: dict[str, tuple[int, ...]]
+    freed_encoder: tuple[str, ...]
+    finished: tuple[str, ...]
+    preempted: tuple[str, ...]
+
+    @property
+    def computed(self) -> dict[str, int]:
+        """`num_computed_tokens` before the step, per scheduled request."""
+        return {row.request: row.computed for row in (*self.new, *self.cached)}
+
+
+def copy_step(output: Any, index: int, iteration: int) -> Step:
+    """The step that vLLM's `SchedulerOutput` describes."""
+    cached = output.scheduled_cached_reqs
+    return Step(
+        index=index,
+        iteration=iteration,
+        new=tuple(
+            NewRow(
+                request=new.req_id,
+                prompt=tuple(new.prompt_token_ids),
+                items=tuple(
+                    (feature.mm_position.offset, feature.mm_position.length, feature.identifier)
+                    for feature in new.mm_features
+                ),
+                block_ids=tuple(map(tuple, new.block_ids)),
+                computed=new.num_computed_tokens,
+            )
+            for new in output.scheduled_new_reqs
+        ),
+        cached=tuple(_cached_row(cached, i, request) for i, request in enumerate(cached.req_ids)),
+        scheduled=dict(output.num_scheduled_tokens),
+        total=output.total_num_scheduled_tokens,
+        drafts={request: tuple(ids) for request, ids in output.scheduled_spec_decode_tokens.items()},
+        encoder_inputs={request: tuple(ids) for request, ids in output.scheduled_encoder_inputs.items()},
+        freed_encoder=tuple(output.free_encoder_mm_hashes),
+        finished=tuple(sorted(output.finished_req_ids)),
+        preempted=tuple(sorted(output.preempted_req_ids or ())),
+    )
+
+
+def _cached_row(cached: Any, i: int, request: str) -> CachedRow:
+    blocks = cached.new_block_ids[i]
+    tokens = cached.all_token_ids.get(request)
+    return CachedRow(
+        request=request,
+        resumed=request in cached.resumed_req_ids,
+        new_block_ids=None if blocks is None else tuple(map(tuple, blocks)),
+        computed=cached.num_computed_tokens[i],
+        num_output=cached.num_output_tokens[i],
+        all_tokens=None if tokens is None else tuple(tokens),
+    )

@@ -1,0 +1,178 @@
+"""The V1 model runner's bookkeeping: cached requests and the persistent batch, updated from SchedulerOutputs.
+
+The order of operations and the rules are GPUModelRunner._update_states' and _prepare_input_ids' (stable since about
+0.11): finished requests leave; rows that are not scheduled leave but keep their state; new requests; cached requests
+(the scheduler's count is authoritative, blocks are appended, or replaced on resumption); rows. With async scheduling
+the last sampled token and the drafts are known on the device only, for rows that were in the very last batch.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from harness.model import Reference
+from harness.step import CachedRow, NewRow, Step
+from harness.worker.observation import Breach, Observation, RunnerFailure
+
+UNRESOLVED = -1
+"""A token that exists on the device only (async scheduling), as in the real runner's CPU rows."""
+
+
+@dataclass(slots=True)
+class CachedRequest:
+    """The runner's CachedRequestState; `row` stands for the request's line in `token_ids_cpu`, without drafts."""
+
+    reference: Reference
+    prompt_length: int
+    items: tuple[tuple[int, int, str], ...]
+    tables: list[list[int]]
+    computed: int
+    outputs: list[int] = field(default_factory=list)
+    row: list[int] = field(default_factory=list)
+    prev_num_draft_len: int = 0
+    drafting_steps: int = 0
+
+
+class BatchV1:
+    """What the runner remembers between steps."""
+
+    def __init__(self, references: Mapping[str, Reference], *, async_scheduling: bool) -> None:
+        self.references = references
+        self.async_scheduling = async_scheduling
+        self.requests: dict[str, CachedRequest] = {}
+        self.rows: dict[str, None] = {}
+        """Request ids of the persistent batch, in row order."""
+        self.prev_sampled: dict[str, list[int]] = {}
+        """What the last executed step sampled on the device, for rows that are still in the batch."""
+        self.device_drafts: dict[str, list[int]] = {}
+        self.corrections: dict[str, int] = {}
+        """Drafts that the runner's CPU side counts as accepted, per row, until the device has told."""
+        self.starts: dict[str, int] = {}
+        """First position of the last step, per row: the device's own count."""
+        self.observations: list[Observation] = []
+
+    def fail(self, breach: Breach) -> RunnerFailure:
+        """Records what the real runner would raise on; raise the result."""
+        self.observations.append(breach)
+        return RunnerFailure(breach.message)
+
+    def update(self, step: Step) -> None:
+        """Applies a step's state part; also for a step without tokens."""
+        self.corrections = {}
+        for request in step.finished:
+            self.requests.pop(request, None)
+            self._remove_row(request)
+        resumed = {row.request for row in step.cached if row.resumed}
+        for request in [r for r in self.rows if r not in step.scheduled or r in resumed]:
+            self._remove_row(request)
+        to_add = [self._add_new(row) for row in step.new]
+        for row in step.cached:
+            if self._update_cached(row):
+                to_add.append(row.request)
+        for request in to_add:
+            cached = self.requests[request]
+            cached.row = [*cached.reference.tokens[: cached.prompt_length], *cached.outputs]
+            self.rows[request] = None
+        for request in self.rows:
+            self.requests[request].prev_num_draft_len = len(step.drafts.get(request, ()))
+        if self.rows.keys() != step.scheduled.keys():
+            strays = sorted(self.rows.keys() ^ step.scheduled.keys())
+            raise self.fail(Breach("rows-differ", f"scheduled without data, or the reverse: {strays}", strays[0], True))
+
+    def _remove_row(self, request: str) -> None:
+        self.rows.pop(request, None)
+        self.prev_sampled.pop(request, None)
+
+    def _add_new(self, row: NewRow) -> str:
+        if row.request in self.requests:
+            # The real runner takes it for a streaming update and goes silently wrong.
+            message = f"{row.request} is sent as new, but the worker knows it and was not told that it finished"
+            self.observations.append(Breach("new-request-known", message, row.request))
+        self.requests[row.request] = CachedRequest(
+            reference=self.references[row.request],
+            prompt_length=len(row.prompt),
+            items=row.items,
+            tables=[list(blocks) for blocks in row.block_ids],
+            computed=row.computed,
+        )
+        return row.request
+
+    def _update_cached(self, row: CachedRow) -> bool:
+        """Applies the scheduler's view of a known request; True if its row must be added to the batch."""
+        cached = self.requests.get(row.request)
+        if cached is None:
+            message = f"{row.request} is sent as known, but the worker does not know it"
+            raise self.fail(Breach("unknown-request", message, row.request, True))
+        in_batch = row.request in self.rows
+        if cached.prev_num_draft_len and self.async_scheduling and in_batch:
+            cached.outputs.extend([UNRESOLVED] * cached.prev_num_draft_len)
+            self.corrections[row.request] = cached.prev_num_draft_len
+        cached.computed = row.computed
+        if row.num_output < len(cached.outputs):
+            del cached.outputs[row.num_output :]
+            if in_batch:
+                end = cached.prompt_length + row.num_output
+                cached.row = [*cached.row[:end], *[UNRESOLVED] * (end - len(cached.row))]
+        self._update_tables(cached, row, in_batch)
+        if in_batch:
+            return False
+        if self.async_scheduling and row.num_output > 0:
+            if row.all_tokens is None:
+                message = f"{row.request} returns to the batch, but its tokens (all_token_ids) do not come with it"
+                raise self.fail(Breach("tokens-not-resent", message, row.request, True))
+            cached.outputs = list(row.all_tokens[-row.num_output :])
+        return True
+
+    def _update_tables(self, cached: CachedRequest, row: CachedRow, in_batch: bool) -> None:
+        if not row.resumed:
+            for table, blocks in zip(cached.tables, row.new_block_ids or (), strict=False):
+                table.extend(blocks)
+        elif in_batch or row.new_block_ids is None:
+            message = f"{row.request} resumes without a block table of its own"
+            raise self.fail(Breach("resumed-without-blocks", message, row.request, True))
+        else:
+            cached.tables = [list(blocks) for blocks in row.new_block_ids]
+
+    def start(self, request: str) -> int:
+        """First position that the step computes.
+
+        A row whose last step verified drafts goes on where the device stopped (its own start plus what it sampled),
+        whatever the scheduler believes; every other row starts at the scheduler's count.
+        """
+        sampled = self.prev_sampled.get(request)
+        if request in self.corrections and sampled:
+            return self.starts[request] + len(sampled)
+        return self.requests[request].computed
+
+    def settle(self, starts: dict[str, int]) -> None:
+        """After the forward: the CPU side takes back the drafts that were rejected; the drafter sees that count."""
+        for request, optimistic in self.corrections.items():
+            sampled = self.prev_sampled.get(request)
+            if sampled:
+                self.requests[request].computed -= optimistic - (len(sampled) - 1)
+        self.starts = starts
+
+    def inputs(self, step: Step, request: str) -> list[int]:
+        """Token ids that the step feeds for a request; UNRESOLVED where the runner would feed a stale entry."""
+        cached = self.requests[request]
+        drafts = step.drafts.get(request, ())
+        count = step.scheduled[request]
+        row = [*cached.row, *drafts]
+        tokens = row[cached.computed : cached.computed + count]
+        tokens += [UNRESOLVED] * (count - len(tokens))
+        sampled = self.prev_sampled.get(request)
+        if sampled:
+            tokens[count - 1 - len(drafts)] = sampled[-1]
+            known = self.device_drafts.get(request, [])
+            if drafts and known:
+                tokens[count - len(drafts) :] = known[: len(drafts)]
+        return tokens
+
+    def keep(self, sampled: dict[str, list[int]]) -> None:
+        """What the runner keeps of a step's samples; requests whose sample is discarded have none."""
+        for request, tokens in sampled.items():
+            if tokens:
+                kept = [UNRESOLVED] if self.async_scheduling else tokens
+                self.requests[request].outputs.extend(kept)
+                self.requests[request].row.extend(kept)
+        if self.async_scheduling:
+            self.prev_sampled = {request: tokens for request, tokens in sampled.items() if tokens}

@@ -1,0 +1,44 @@
+"""What a worker reports to the oracles: facts about one step, without judgement."""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class KvMismatch:
+    """A query attended to a slot that does not hold what that position must hold."""
+
+    request: str
+    group: int
+    position: int
+    block: int
+    found: str
+    """`unwritten`, `null block`, `missing block` or `other content`."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderMiss:
+    """A gather found no encoder output. `window` is `target` or `drafter`."""
+
+    request: str
+    image: str
+    window: str
+    reason: str
+    """`never encoded` or `evicted`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Breach:
+    """The SchedulerOutput broke the runner's contract. `fails` says whether the real runner raises at this point."""
+
+    kind: str
+    message: str
+    request: str = ""
+    fails: bool = False
+
+
+Observation: TypeAlias = KvMismatch | EncoderMiss | Breach
+
+
+class RunnerFailure(Exception):
+    """The real model runner would raise here; the engine dies. Carries no judgement: the observations do."""

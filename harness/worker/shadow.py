@@ -1,0 +1,50 @@
+"""Shadow memory: for each physical KV slot, the fingerprint of the prefix whose key and value it holds.
+
+All KV cache groups draw their blocks from one pool, as in vLLM; a slot remembers the group that wrote it, so that
+reading another group's block is seen. Slot 0..block_size-1 is the null block, which nobody owns.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.model import mix
+
+Slots = NDArray[np.int64]
+Contents = NDArray[np.uint64]
+UNWRITTEN = np.uint64(0)
+
+
+class KvShadow:
+    """`num_blocks` blocks of `block_size` slots, all unwritten."""
+
+    def __init__(self, num_blocks: int, block_size: int, num_groups: int) -> None:
+        self.block_size = block_size
+        self.contents: Contents = np.zeros(num_blocks * block_size, dtype=np.uint64)
+        self._salts = [np.uint64(mix(group, 7)) for group in range(num_groups)]
+
+    def slots(self, table: list[int], start: int, stop: int) -> Slots:
+        """Slots of positions [start, stop); -1 where the block table has no entry."""
+        positions = np.arange(start, stop, dtype=np.int64)
+        entries = np.full(-(-stop // self.block_size), -1, dtype=np.int64)
+        known = min(len(table), len(entries))
+        entries[:known] = table[:known]
+        blocks = entries[positions // self.block_size]
+        return np.where(blocks < 0, -1, blocks * self.block_size + positions % self.block_size)
+
+    def write(self, group: int, slots: Slots, contents: Contents) -> None:
+        """Later positions overwrite earlier ones, as on the device; slots of -1 are skipped."""
+        kept = slots >= 0
+        self.contents[slots[kept]] = contents[kept] ^ self._salts[group]
+
+    def mismatches(self, group: int, slots: Slots, expected: Contents) -> NDArray[np.int64]:
+        """Indices into `slots` at which the memory does not hold `expected`."""
+        found = self.contents[slots]
+        return np.flatnonzero((found != (expected ^ self._salts[group])) | (slots < self.block_size))
+
+    def describe(self, slot: int) -> str:
+        """What a wrong slot holds, in the words of `KvMismatch.found`."""
+        if slot < 0:
+            return "missing block"
+        if slot < self.block_size:
+            return "null block"
+        return "unwritten" if self.contents[slot] == UNWRITTEN else "other content"

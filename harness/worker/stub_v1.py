@@ -1,0 +1,218 @@
+"""A worker that obeys the V1 model runner's contract and knows the truth.
+
+Its bookkeeping is `batch_v1`; here are the encoder cache, KV memory, the target model and the drafter, in the real
+runner's order: freed encoder outputs leave, state, encoder, the target's gather, forward (every request writes before
+any request reads, as layer by layer on the device), sampling, then the drafter's gather with corrected counts. What
+the stub needs it must find where the SchedulerOutput says; what it meets it reports.
+
+The target samples what the reference model says; the drafter is right as often as the scenario's script says. Not
+modelled: the drafter's own KV entries (ledger 41838), which decide acceptance but never the output.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from harness.model import Reference, mix, wrong_token
+from harness.scenario import Engine
+from harness.step import Step
+from harness.worker.batch_v1 import BatchV1
+from harness.worker.observation import Breach, EncoderMiss, KvMismatch, Observation, RunnerFailure
+from harness.worker.shadow import KvShadow
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """What a step gave: sampled tokens per request (empty where the sample is discarded) and observations."""
+
+    sampled: dict[str, list[int]]
+    observations: tuple[Observation, ...]
+
+
+class StubV1:
+    """One worker for one execution. `references` maps request ids to their truth."""
+
+    def __init__(self, engine: Engine, references: Mapping[str, Reference], *, drafter_falls_back: bool) -> None:
+        self.engine = engine
+        self.drafter_falls_back = drafter_falls_back
+        speculative = engine.speculative
+        self.num_spec = speculative.num_speculative_tokens if speculative else 0
+        self.looks_ahead = speculative is not None and speculative.method != "ngram"
+        self.windows = [0, engine.sliding_window] if engine.sliding_window else [0]
+        self.kv = KvShadow(engine.num_gpu_blocks, engine.block_size, len(self.windows))
+        self.batch = BatchV1(references, async_scheduling=engine.async_scheduling)
+        self.encoder_cache: set[str] = set()
+        self.ever_encoded: set[str] = set()
+        self.drafts: dict[str, list[int]] | None = None
+
+    @property
+    def observations(self) -> list[Observation]:
+        """What the step in progress has met so far; the list that a RunnerFailure leaves behind."""
+        return self.batch.observations
+
+    def execute(self, step: Step) -> Execution:
+        """Runs one step. Raises RunnerFailure where the real runner raises; `observations` say why."""
+        self.batch.observations = []
+        self.encoder_cache.difference_update(step.freed_encoder)
+        self.batch.update(step)
+        if step.total == 0:
+            return Execution({}, tuple(self.observations))
+        if step.total != sum(step.scheduled.values()):
+            message = f"total_num_scheduled_tokens is {step.total}, the sum is {sum(step.scheduled.values())}"
+            self.observations.append(Breach("wrong-total", message))
+        starts = {request: self.batch.start(request) for request in self.batch.rows}
+        inputs = {request: self.batch.inputs(step, request) for request in self.batch.rows}
+        self._run_encoder(step)
+        for request in self.batch.rows:
+            self._gather(request, self.batch.requests[request].computed, step.scheduled[request], "target")
+        self._forward(starts, inputs)
+        sampled = {request: self._sample(step, request, starts[request], inputs[request]) for request in starts}
+        # The CPU's idea of the longest sequence still counts every draft as accepted.
+        longest = max(self.batch.requests[request].computed + step.scheduled[request] for request in starts)
+        self.batch.settle(starts)
+        self.batch.keep(sampled)
+        if self.num_spec:
+            self._propose(step, starts, sampled, fits=longest + self.num_spec <= self.engine.max_model_len)
+        return Execution(sampled, tuple(self.observations))
+
+    # -- encoder ------------------------------------------------------------------------------------------------
+
+    def _run_encoder(self, step: Step) -> None:
+        for request, indices in step.encoder_inputs.items():
+            for index in indices:
+                image = self.batch.requests[request].items[index][2]
+                self.encoder_cache.add(image)
+                self.ever_encoded.add(image)
+
+    def _gather(self, request: str, start: int, count: int, window: str) -> None:
+        """GPUModelRunner._gather_mm_embeddings: every item that overlaps [start, start+count) must be there."""
+        end_of_target = start + count - (1 if window == "drafter" else 0)
+        for offset, length, image in self.batch.requests[request].items:
+            if offset >= start + count or offset + length <= start or image in self.encoder_cache:
+                continue
+            if self.drafter_falls_back and offset >= end_of_target:
+                continue
+            reason = "evicted" if image in self.ever_encoded else "never encoded"
+            self.observations.append(EncoderMiss(request, image, window, reason))
+            raise RunnerFailure(f"Encoder cache miss for {image}.")
+
+    # -- target -------------------------------------------------------------------------------------------------
+
+    def _forward(self, starts: dict[str, int], inputs: dict[str, list[int]]) -> None:
+        for request, start in starts.items():
+            self._write(request, start, inputs[request])
+        for request, start in starts.items():
+            self._read(request, start)
+
+    def _write(self, request: str, start: int, tokens: list[int]) -> None:
+        cached = self.batch.requests[request]
+        contents = np.array(self._contents(cached.reference, start, tokens), dtype=np.uint64)
+        for group, table in enumerate(cached.tables):
+            slots = self.kv.slots(table, start, start + len(tokens))
+            wrong = np.flatnonzero(slots < self.kv.block_size)
+            if len(wrong):
+                position = start + int(wrong[0])
+                what = self.kv.describe(int(slots[wrong[0]]))
+                message = f"{request} writes position {position} of group {group} to a {what}"
+                self.observations.append(Breach("write-" + what.replace(" ", "-"), message, request))
+            self.kv.write(group, slots, contents)
+
+    @staticmethod
+    def _contents(reference: Reference, start: int, tokens: list[int]) -> list[int]:
+        """Fingerprints that feeding `tokens` from `start` on writes; the truth as long as the tokens are true."""
+        contents: list[int] = []
+        true = True
+        for position, token in enumerate(tokens, start):
+            true = true and token == reference.token(position)
+            previous = contents[-1] if contents else 0
+            contents.append(reference.content(position) if true else mix(previous, token))
+        return contents
+
+    def _read(self, request: str, start: int) -> None:
+        """Attention to the context [0, start), or to the part of it that a window keeps."""
+        cached = self.batch.requests[request]
+        if start > 0:
+            cached.reference.token(start - 1)
+        for group, (table, window) in enumerate(zip(cached.tables, self.windows, strict=True)):
+            first = max(0, start - window + 1) if window else 0
+            if first >= start:
+                continue
+            slots = self.kv.slots(table, first, start)
+            expected = np.array(cached.reference.contents[first:start], dtype=np.uint64)
+            wrong = self.kv.mismatches(group, slots, expected)
+            if len(wrong):
+                slot = int(slots[wrong[0]])
+                self.observations.append(
+                    KvMismatch(
+                        request=request,
+                        group=group,
+                        position=first + int(wrong[0]),
+                        block=slot // self.kv.block_size,
+                        found=self.kv.describe(slot),
+                    )
+                )
+
+    def _sample(self, step: Step, request: str, start: int, tokens: list[int]) -> list[int]:
+        """Tokens that the step samples; empty if it ends inside what is known already (an unfinished prefill)."""
+        cached = self.batch.requests[request]
+        drafts = len(step.drafts.get(request, ()))
+        last = start + len(tokens) - drafts
+        for position, token in enumerate(tokens[: len(tokens) - drafts], start):
+            if token != cached.reference.token(position):
+                what = "a token that it does not know" if token < 0 else f"token {token}"
+                message = f"{request} is fed {what} at position {position}"
+                self.observations.append(Breach("stale-token", message, request))
+                break
+        if cached.computed + len(tokens) < cached.prompt_length + len(cached.outputs):
+            return []
+        sampled: list[int] = []
+        for draft in tokens[len(tokens) - drafts :] if drafts else ():
+            true = cached.reference.token(last + len(sampled))
+            if draft != true:
+                break
+            sampled.append(true)
+        sampled.append(cached.reference.token(last + len(sampled)))
+        if last + len(sampled) > self.engine.max_model_len:
+            message = f"{request} samples up to position {last + len(sampled)}, past max_model_len"
+            raise self.batch.fail(Breach("sampled-past-model-length", message, request, True))
+        return sampled
+
+    # -- drafter ------------------------------------------------------------------------------------------------
+
+    def _propose(
+        self, step: Step, starts: dict[str, int], sampled: dict[str, list[int]], *, fits: bool
+    ) -> None:
+        """The drafter's pass; it is skipped, and drafts are zeros, when the longest sequence leaves it no room."""
+        if self.looks_ahead and fits:
+            for request in starts:
+                self._gather(
+                    request, self.batch.requests[request].computed + 1, step.scheduled[request], "drafter"
+                )
+        self.drafts = {
+            request: self._draft(request, starts[request] + step.scheduled[request], step, sampled[request])
+            if fits
+            else ([0] * self.num_spec if self.looks_ahead else [])
+            for request in starts
+        }
+        self.batch.device_drafts = self.drafts
+
+    def _draft(self, request: str, end: int, step: Step, sampled: list[int]) -> list[int]:
+        cached = self.batch.requests[request]
+        if not sampled:
+            return [wrong_token(0)] * self.num_spec if self.looks_ahead else []
+        script = cached.reference.request.acceptance or (self.num_spec,)
+        right = min(script[cached.drafting_steps % len(script)], self.num_spec)
+        cached.drafting_steps += 1
+        first = end - len(step.drafts.get(request, ())) + len(sampled)
+        drafts = [cached.reference.token(first + i) for i in range(right)]
+        if self.looks_ahead:
+            drafts += [wrong_token(cached.reference.token(first + i)) for i in range(right, self.num_spec)]
+        elif 0 < right < self.num_spec:
+            # An n-gram match is as long as it is; the token after the right ones is a wrong guess.
+            drafts.append(wrong_token(cached.reference.token(first + right)))
+        return drafts
+
+    def take_drafts(self) -> dict[str, list[int]] | None:
+        """Drafts of the last step that sampled, per row (what `take_draft_token_ids` returns)."""
+        return self.drafts

@@ -1,0 +1,84 @@
+"""What oracles may know: the scenario, vLLM's live objects, and the harness's own record of what happened.
+
+The record (who arrived, what was delivered, which steps are in flight) is kept here once, so that an oracle compares
+vLLM's state with facts and not with vLLM's own bookkeeping.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.build import image_hash, request_id
+from harness.model import Reference
+from harness.scenario import Engine, Scenario
+from harness.step import Step
+
+
+@dataclass(slots=True)
+class Life:
+    """One request's life as its client sees it."""
+
+    request: str
+    index: int
+    arrived: int
+    """Iteration of arrival."""
+    outputs: list[int] = field(default_factory=list)
+    aborted: int | None = None
+    """Iteration at which the abort was applied."""
+    ended: str | None = None
+    """Finish reason in vLLM's words, or `abort`."""
+
+    @property
+    def live(self) -> bool:
+        return self.ended is None
+
+
+@dataclass(slots=True)
+class Flight:
+    """A step that is dispatched and whose result has not reached the scheduler."""
+
+    step: Step
+    ready: int
+    """Iteration from which on its result is ready."""
+    sampled: dict[str, list[int]] = field(default_factory=dict)
+
+
+class World:
+    """One execution's shared facts."""
+
+    def __init__(self, scenario: Scenario, references: Mapping[str, Reference], core: Any) -> None:
+        self.scenario = scenario
+        self.references = references
+        self.core = core
+        self.iteration = 0
+        self.lives: dict[str, Life] = {}
+        self.flights: list[Flight] = []
+        """Oldest first."""
+        self.sampled_count: dict[str, int] = {}
+        """Output tokens that the worker has sampled for each request, delivered or not."""
+
+    @property
+    def engine(self) -> Engine:
+        return self.scenario.engine
+
+    @property
+    def scheduler(self) -> Any:
+        return self.core.scheduler
+
+    @property
+    def live(self) -> list[Life]:
+        """Requests that arrived and have not ended, in order of arrival."""
+        return [life for life in self.lives.values() if life.live]
+
+    def holders(self) -> list[tuple[str, list[Any]]]:
+        """(request id, its blocks) per KV cache group, as the cache managers hold them."""
+        managers = self.scheduler.kv_cache_manager.coordinator.single_type_managers
+        return [(request, blocks) for manager in managers for request, blocks in manager.req_to_blocks.items()]
+
+    @property
+    def pool(self) -> Any:
+        """vLLM's BlockPool."""
+        return self.scheduler.kv_cache_manager.block_pool
+
+
+__all__ = ["Flight", "Life", "World", "image_hash", "request_id"]
