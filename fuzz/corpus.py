@@ -26,12 +26,15 @@ def read_bytes(path: Path) -> bytes:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise ScenarioError(f"{shown(path)}: cannot be read: {reason}; give a readable scenario file") from None
+        raise ScenarioError(
+            f"{shown(path)}: cannot be read: {reason}; give a readable scenario file"
+        ) from None
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        kind = "a folder" if stat.S_ISDIR(status.st_mode) else "no regular file"
+        raise ScenarioError(f"{shown(path)}: is {kind}; give a scenario file (JSON)")
     with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            kind = "a folder" if stat.S_ISDIR(status.st_mode) else "no regular file"
-            raise ScenarioError(f"{shown(path)}: is {kind}; give a scenario file (JSON)")
         if status.st_size > MAX_BYTES:
             raise ScenarioError(
                 f"{shown(path)}: $: {status.st_size} bytes; a scenario has at most {MAX_BYTES}"

@@ -96,10 +96,12 @@ def _layout(value: Any, depth: int) -> str:
     if not isinstance(value, dict | list) or (depth and len(flat) + depth < _WIDTH):
         return flat
     if isinstance(value, dict):
+        opening, closing = "{", "}"
         parts = [f"{json.dumps(key)}: {_layout(item, depth + 1)}" for key, item in value.items()]
     else:
+        opening, closing = "[", "]"
         parts = [_layout(item, depth + 1) for item in value]
-    indent, opening, closing = " " * depth, *("{}" if isinstance(value, dict) else "[]")
+    indent = " " * depth
     return opening + "\n" + ",\n".join(f"{indent} {part}" for part in parts) + f"\n{indent}{closing}"
 
 

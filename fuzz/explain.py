@@ -194,7 +194,7 @@ def _step(scenario: Scenario, entry: Dispatched, items: Items) -> Iterator[str]:
     flying = f", with {_count(entry.in_flight, 'other')} in flight" if entry.in_flight else ""
     yield f"  step {entry.step}{flying}{'' if entry.scheduled else ': nothing is scheduled'}"
     for share in entry.scheduled:
-        yield f"    {_share(share, items.get(share.request, []))}"
+        yield f"    {_share(share, items.get(share.request, []), _looks_ahead(scenario))}"
     for what, names in (
         ("preempted", entry.preempted),
         ("worker drops the encoder output of", entry.freed_encoder),
@@ -205,7 +205,12 @@ def _step(scenario: Scenario, entry: Dispatched, items: Items) -> Iterator[str]:
     yield f"    then {_state(scenario, entry)}"
 
 
-def _share(share: ScheduledRequest, items: list[tuple[int, int, str]]) -> str:
+def _looks_ahead(scenario: Scenario) -> bool:
+    speculative = scenario.engine.speculative
+    return speculative is not None and speculative.method != "ngram"
+
+
+def _share(share: ScheduledRequest, items: list[tuple[int, int, str]], looks_ahead: bool) -> str:
     start, end = share.computed, share.computed + share.tokens
     told = [f"{share.request} ({share.source}) computes [{start}, {end})"]
     if share.drafts:
@@ -223,6 +228,12 @@ def _share(share: ScheduledRequest, items: list[tuple[int, int, str]]) -> str:
     reads = [f"{name} at [{first}, {stop})" for first, stop, name in items if first < end and stop > start]
     if reads:
         told.append(f"reads {', '.join(reads)}")
+    if looks_ahead and share.tokens:
+        told += [
+            f"its drafter, one token ahead, reaches {name} at [{first}, {stop})"
+            for first, stop, name in items
+            if first == end
+        ]
     return "; ".join(told)
 
 

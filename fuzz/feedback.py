@@ -1,10 +1,10 @@
 """What an execution teaches the fuzzer: code edges of vLLM's scheduler, and features of the states it went through.
 
 State features are declared once, in `TABLE`; they are numbers below `SIZE`, computed from a trace alone, so that any
-engine can use them and any process computes the same. `instrument` adds Atheris' branch counters to code that is already
-imported: atheris.instrument_imports only knows whole top-level packages, and all of vLLM costs minutes and says little.
-Comparisons are not traced: they serve libFuzzer's byte mutators, which never see our inputs. `counters` shows the
-features to libFuzzer as if they were branches.
+engine can use them and any process computes the same. `instrument` adds Atheris' branch counters to code that is
+already imported: atheris.instrument_imports only knows whole top-level packages, and all of vLLM costs minutes and
+says little. Comparisons are not traced: they serve libFuzzer's byte mutators, which never see our inputs.
+`counters` shows the features to libFuzzer as if they were branches.
 """
 
 import sys
@@ -188,7 +188,9 @@ TABLE: tuple[Feature, ...] = (
     Feature("preemptions", "preemptions in a step and so far", 32, _preemptions),
     Feature("drafts", "drafts of a request in a step, and how many were accepted", 81, _drafts),
     Feature("encoder_cache", "free and freeable encoder slots", 64, _encoder_cache),
-    Feature("encoder_traffic", "outputs freed and computed in a step, by steps in flight", 48, _encoder_traffic),
+    Feature(
+        "encoder_traffic", "outputs freed and computed in a step, by steps in flight", 48, _encoder_traffic
+    ),
     Feature("events", "what the client did, by the status of the request", 4 * _STATUSES, _events),
     Feature("rows", "source and kind of a scheduled request, and how many tokens", 96, _rows),
     Feature("mixes", "kinds of work that met in one step", 128, _mixes),
@@ -248,11 +250,11 @@ def _functions() -> Iterator[FunctionType]:
                         yield function
     for name, wanted in FUNCTIONS.items():
         for path in wanted:
-            value: Any = sys.modules.get(name)
+            found: Any = sys.modules.get(name)
             for part in path.split("."):
-                value = getattr(value, part, None)
-            if isinstance(value, FunctionType):
-                yield value
+                found = getattr(found, part, None)
+            if isinstance(found, FunctionType):
+                yield found
 
 
 def _within(value: Any, module: str) -> Iterator[FunctionType]:

@@ -5,6 +5,7 @@ without instrumentation, is the confirmation. A finding that does not come again
 `unconfirmed/`, as a fault of ours. The files of a finding appear by the rename of their folder.
 """
 
+import shlex
 import shutil
 import time
 from pathlib import Path
@@ -20,7 +21,8 @@ from fuzz.session import Found
 from fuzz.shrink import MAX_TRIES, shrink
 from harness.execute import execute
 from harness.scenario import Scenario, encode
-from harness.verdict import HarnessError, Violation
+from harness.target import Target
+from harness.verdict import HarnessError, Level, Violation
 
 SHRINK_SECONDS = 20.0
 """Two to seven hundred tries of about 10 ms are typical."""
@@ -56,6 +58,12 @@ def seen(scenario: Scenario, fingerprint: str) -> Violation | None:
     return next((v for v in result.violations if v.fingerprint == fingerprint), None)
 
 
+def first(scenario: Scenario) -> Violation | None:
+    """The first violation that an execution shows, else the first hazard. HarnessError for our own faults."""
+    found = execute(scenario).violations
+    return min(found, key=lambda violation: violation.level is not Level.VIOLATION, default=None)
+
+
 def minimise(scenario: Scenario, fingerprint: str, seconds: float) -> tuple[Scenario, int, str]:
     """The smallest scenario found within `seconds` that shows the fingerprint, tries, and why shrinking stopped."""
     end = time.monotonic() + seconds
@@ -68,9 +76,9 @@ def minimise(scenario: Scenario, fingerprint: str, seconds: float) -> tuple[Scen
     return done.scenario, done.tries, done.stopped.value
 
 
-def finish(out: Path, found: Found, version: str, shrink_seconds: float = SHRINK_SECONDS) -> None:
+def finish(out: Path, found: Found, target: Target, shrink_seconds: float = SHRINK_SECONDS) -> None:
     """Writes `findings/<fingerprint>/`, or `unconfirmed/<fingerprint>/` if the finding does not come again."""
-    fingerprint = found.fingerprint
+    fingerprint, version = found.fingerprint, target.version
     if seen(found.scenario, fingerprint) is None:
         folder = out / "unconfirmed" / fingerprint
         folder.mkdir(parents=True, exist_ok=True)
@@ -114,7 +122,8 @@ def finish(out: Path, found: Found, version: str, shrink_seconds: float = SHRINK
     )
     (draft / "scenario.json").write_bytes(encode(found.scenario))
     (draft / "minimal.json").write_bytes(encode(minimal))
-    (draft / "explanation.txt").write_text(explain(minimal, result, version), encoding="utf-8")
+    told = explain(minimal, result, vllm=shlex.quote(target.spec), file=shlex.quote(meta.minimal))
+    (draft / "explanation.txt").write_text(told, encoding="utf-8")
     (draft / name).write_text(emit(minimal, violation, vllm=version, ledger=ledger), encoding="utf-8")
     (draft / "meta.json").write_bytes(msgspec.json.format(msgspec.json.encode(meta), indent=1) + b"\n")
     draft.replace(folder)

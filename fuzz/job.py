@@ -1,7 +1,7 @@
 """A call in a forked process: its output goes to a log, its crash or hang is the parent's to see.
 
-The parent has imported vLLM once and runs no thread, so a fork costs 50 ms instead of an import of 10 s. The child never
-returns into the parent's code and flushes none of its buffers.
+The parent has imported vLLM once and runs no thread, so a fork costs 50 ms instead of an import of 10 s. The child
+never returns into the parent's code and flushes none of its buffers.
 """
 
 import logging

@@ -99,7 +99,9 @@ class Progress:
 def line(numbers: dict[str, float]) -> str:
     """The numbers on one line."""
     forms = {stat.name: stat.form for stat in STATS}
-    parts = [f"{name.replace('_per_s', '/s').replace('_', ' ')} {numbers[name]:{forms[name]}}" for name in _ON_LINE]
+    parts = [
+        f"{name.replace('_per_s', '/s').replace('_', ' ')} {numbers[name]:{forms[name]}}" for name in _ON_LINE
+    ]
     return f"[{numbers['seconds']:4.0f} s] " + "  ".join(parts)
 
 

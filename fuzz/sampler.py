@@ -1,8 +1,8 @@
 """Where the time goes: samples of the innermost frame that is vLLM's, the harness's or the fuzzer's.
 
 A timer of processor time interrupts the main thread; library code counts for the one that called it. No thread, so
-forking stays safe; 2 ms cost well under 1%. Time outside Python (libFuzzer itself) counts for the frame that runs next,
-which is ours.
+forking stays safe; a sample costs microseconds. Time outside Python (libFuzzer itself) counts for the frame that runs
+next, which is ours.
 """
 
 import signal
@@ -10,8 +10,8 @@ from collections import Counter
 from pathlib import Path
 from types import CodeType, FrameType
 
-INTERVAL = 0.002
-"""Seconds of processor time between samples."""
+INTERVAL = 0.004
+"""Seconds of processor time between samples; the tick of common kernels, which bounds the rate."""
 VLLM, HARNESS, FUZZ, OTHER = "vllm", "harness", "fuzz", "other"
 _OURS = Path(__file__).resolve().parent.parent
 

@@ -5,6 +5,7 @@ the parent, findings and corpus entries into files by rename. A violation never 
 counted, kept with its scenario, and never a finding.
 """
 
+import contextlib
 import os
 import time
 from collections import deque
@@ -89,7 +90,9 @@ class Session:
         board.executions += 1
         try:
             result = execute(scenario)
-        except Exception as error:  # a HarnessError, or one that escaped the guards around vLLM's calls: ours, too
+        except (
+            Exception
+        ) as error:  # a HarnessError, or one that escaped the guards around vLLM's calls: ours, too
             self._fault(scenario, error)
             return frozenset(), False
         board.steps += result.steps
@@ -110,15 +113,13 @@ class Session:
     def foreign(self) -> Scenario | None:
         if self._shared and time.monotonic() >= self._next_exchange:
             self._next_exchange = time.monotonic() + EXCHANGE_SECONDS
-            try:
+            with contextlib.suppress(ScenarioError):  # a file that someone else put there or removed
                 self._queue.extend(self._corpus.fresh())
-            except ScenarioError:  # a file that someone else put there or removed: nothing to learn from it
-                pass
         return self._queue.popleft() if self._queue else None
 
     def over(self) -> bool:
         board, limits = self._board, self._limits
-        return (
+        return bool(
             board.stop
             or (limits.executions is not None and board.executions >= limits.executions)
             or (limits.seconds is not None and time.monotonic() - board.started >= limits.seconds)
@@ -140,7 +141,7 @@ class Session:
             if path.exists():
                 continue
             seconds = time.monotonic() - self._board.started
-            found = Found(name, violation, scenario, self._board.executions, seconds, self._worker)
+            found = Found(name, violation, scenario, int(self._board.executions), seconds, self._worker)
             write(path, self._encode(found))
 
     def _fault(self, scenario: Scenario, error: Exception) -> None:
@@ -149,4 +150,6 @@ class Session:
             folder = self._out / "harness-errors"
             folder.mkdir(exist_ok=True)
             note = {"error": f"{type(error).__name__}: {error}", "scenario": scenario}
-            write(folder / f"{content_hash(scenario)}.json", msgspec.json.format(self._encode(note), indent=1))
+            write(
+                folder / f"{content_hash(scenario)}.json", msgspec.json.format(self._encode(note), indent=1)
+            )

@@ -70,13 +70,27 @@ def _speculative_config(engine: Engine) -> Any:
     )
 
 
+@functools.cache
+def _parallel_config() -> Any:
+    from vllm.config import ParallelConfig
+
+    return ParallelConfig()
+
+
+@functools.cache
+def _device_config() -> Any:
+    from vllm.config import DeviceConfig
+
+    return DeviceConfig(device="cpu")
+
+
 @functools.lru_cache(maxsize=256)
 def vllm_config(engine: Engine) -> Any:
     """The VllmConfig of an engine; cached, since it costs as much as a whole short execution (1.5-3 ms).
 
     Raises Rejected if vLLM's own validation refuses the values.
     """
-    from vllm.config import CacheConfig, DeviceConfig, ParallelConfig, SchedulerConfig, VllmConfig
+    from vllm.config import CacheConfig, SchedulerConfig, VllmConfig
 
     encoder = engine.encoder
     try:
@@ -100,8 +114,8 @@ def vllm_config(engine: Engine) -> Any:
             VllmConfig,
             scheduler_config=scheduler_config,
             cache_config=cache_config,
-            parallel_config=ParallelConfig(),
-            device_config=DeviceConfig(device="cpu"),
+            parallel_config=_parallel_config(),
+            device_config=_device_config(),
         )
     except (ValueError, AssertionError, NotImplementedError) as error:
         raise Rejected(str(error).splitlines()[0]) from error
@@ -189,6 +203,7 @@ def engine_core(engine: Engine, executor: Any) -> Any:
     core.mm_receiver_cache = None
     core._weight_version = "default"
     core._idle_state_callbacks = []
+    core._scheduler_paused = False  # 0.16
     return core
 
 

@@ -19,18 +19,18 @@ from harness.verdict import HarnessError
 
 def construct(cls: Callable[..., Any], **kwargs: Any) -> Any:
     """`cls(**kwargs)` without the keyword arguments that this release does not know."""
-    accepted = _parameters(cls)
+    accepted = accepts(cls)
     return cls(**{name: value for name, value in kwargs.items() if name in accepted})
 
 
 @functools.cache
-def _parameters(cls: Callable[..., Any]) -> frozenset[str]:
+def accepts(cls: Callable[..., Any]) -> frozenset[str]:
     """Names that the constructor takes; a subclass that passes everything on (AsyncScheduler) takes its base's."""
     parameters = inspect.signature(cls).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         for base in inspect.getmro(cls)[1:] if isinstance(cls, type) else ():
             if "__init__" in vars(base):
-                return _parameters(base) | frozenset(parameters)
+                return accepts(base) | frozenset(parameters)
     return frozenset(parameters)
 
 
@@ -81,7 +81,7 @@ def block_hasher(hash_block_size: int, vllm_config: Any) -> Any:
     function = get_hash_fn_by_name(vllm_config.cache_config.prefix_caching_hash_algo)
     init_none_hash(function)
     arguments: list[Any] = [hash_block_size, function]
-    if "num_hash_lookahead_tokens" in inspect.signature(get_request_block_hasher).parameters:
+    if "num_hash_lookahead_tokens" in accepts(get_request_block_hasher):
         arguments.append(vllm_config.num_hash_lookahead_tokens)
     return get_request_block_hasher(*arguments)
 
@@ -90,18 +90,16 @@ def set_eos(sampling_params: Any, eos_token_id: int | None) -> dict[str, Any]:
     """Makes a request stop at EOS: on the sampling parameters from 0.17, an argument of Request before."""
     from vllm.v1.request import Request
 
-    if "eos_token_id" in inspect.signature(Request).parameters:
+    if "eos_token_id" in accepts(Request):
         return {"eos_token_id": eos_token_id}
     sampling_params._eos_token_id = eos_token_id
     return {}
 
 
-def reads_resumed_output_from_scheduler() -> bool:
-    """Whether the V1 runner restores a re-added request's output from `all_token_ids` (async scheduling).
-
-    True in every release since 0.12; kept as a function so that the drift test can name it.
-    """
-    return _runner_mentions("_update_states", "all_token_ids")
+def process_aborts(core: Any) -> None:
+    """Takes the aborts that arrived during a step; the loop up to 0.12 leaves them to the next input queue."""
+    if hasattr(core, "_process_aborts_queue"):
+        core._process_aborts_queue()
 
 
 @functools.cache
@@ -116,10 +114,6 @@ def drafter_falls_back() -> bool:
         isinstance(node, ast.Assert) and "Encoder cache miss" in ast.unparse(node)
         for node in ast.walk(function)
     )
-
-
-def _runner_mentions(function: str, name: str) -> bool:
-    return name in ast.unparse(_runner_function(function))
 
 
 @functools.cache

@@ -8,14 +8,15 @@ With `interleaving="free"` the same calls are made in orders that the contract a
 from collections.abc import Iterable
 from typing import Any
 
-from harness import build, compat
+from harness import build, compat, record
+from harness.executor import StubExecutor
 from harness.model import Reference
 from harness.oracles import ALL, Oracle
 from harness.oracles.exceptions import Exceptions
 from harness.oracles.progress import Progress
 from harness.scenario import Abort, Arrive, Scenario
-from harness.step import Step, copy_step
-from harness.trace import Delivered, Dispatched, Occurred, ScheduledRequest, Trace, Violated
+from harness.step import copy_step
+from harness.trace import Occurred, Trace, Violated
 from harness.verdict import HarnessError, Violation
 from harness.worker.observation import RunnerFailure
 from harness.worker.stub_v1 import StubV1
@@ -27,64 +28,17 @@ MAX_ITERATIONS = 20_000
 """Beyond any legal execution: MAX_REQUESTS * MAX_MODEL_LEN tokens, one a step, come to 12,288."""
 
 
-class Stopped(Exception):  # noqa: N818 - not an error: a fatal violation ends the execution from inside vLLM's call
+EVENTS = ("arrived", "aborted", "dispatched", "executed", "delivered", "settled", "drained")
+"""What oracles are fed; see harness.oracles.base."""
+
+
+def _listens(oracle: Oracle, event: str) -> bool:
+    """Whether the oracle does anything at an event; most see two or three of them."""
+    return getattr(type(oracle), event) is not getattr(Oracle, event)
+
+
+class Stopped(Exception):
     """A fatal violation was reported; unwinds through vLLM's frames to `Run.execute`."""
-
-
-class _Future:
-    """What the executor returns: a result that is there, and a scripted moment at which it seems to be."""
-
-    def __init__(self, run: "Run", flight: Flight | None, output: Any) -> None:
-        self._run = run
-        self._flight = flight
-        self._output = output
-
-    def done(self) -> bool:
-        return self._flight is None or self._flight.ready <= self._run.world.iteration
-
-    def result(self, timeout: float | None = None) -> Any:
-        if self._flight is not None:
-            self._run.arriving = self._flight
-        return self._output
-
-
-class StubExecutor:
-    """The executor seam: what EngineCore calls in place of a process with a model."""
-
-    max_concurrent_batches = 2
-
-    def __init__(self, run: "Run") -> None:
-        self._run = run
-        self._pending: tuple[Flight, Any] | None = None
-
-    def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:
-        """Runs the step. As in the V1 runner, the result of a step with tokens comes from `sample_tokens`."""
-        if self._pending is not None:
-            raise HarnessError("execute_model was called twice without sample_tokens")
-        flight, output = self._run.dispatch(scheduler_output)
-        if flight.step.total:
-            self._pending = flight, output
-            future = _Future(self._run, None, None)
-        else:
-            future = _Future(self._run, flight, output)
-        return future if non_block else future.result()
-
-    def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
-        """The pending step's output."""
-        if self._pending is None:
-            raise HarnessError("sample_tokens was called with nothing pending")
-        (flight, output), self._pending = self._pending, None
-        future = _Future(self._run, flight, output)
-        return future if non_block else future.result()
-
-    def take_draft_token_ids(self) -> Any:
-        """The drafts of the last step; None before the first."""
-        from vllm.v1.outputs import DraftTokenIds
-
-        drafts = self._run.stub.take_drafts()
-        if drafts is None:
-            return None
-        return DraftTokenIds(list(drafts), [list(ids) for ids in drafts.values()])
 
 
 class Run:
@@ -102,6 +56,10 @@ class Run:
         self.violations: dict[str, Violation] = {}
         """By fingerprint; the first of each."""
         self.oracles = [oracle(self.world, self._heard) for oracle in oracles]
+        self._listeners = {
+            event: [getattr(oracle, event) for oracle in self.oracles if _listens(oracle, event)]
+            for event in EVENTS
+        }
         self.arriving: Flight | None = None
         """The flight whose result vLLM has just taken, until its update is seen."""
         self.steps = 0
@@ -174,7 +132,11 @@ class Run:
         self._guarded(
             self.core.add_request,
             build.request(
-                self.scenario, event.request, self.references[request], arrival, self.core.request_block_hasher
+                self.scenario,
+                event.request,
+                self.references[request],
+                arrival,
+                self.core.request_block_hasher,
             ),
         )
         self._each("arrived", life)
@@ -222,7 +184,7 @@ class Run:
         if full or not scheduled or self._free_queue[0][1].ready <= self.world.iteration:
             output, flight = self._free_queue.pop(0)
             self.arriving = flight
-            self.core._process_aborts_queue()
+            compat.process_aborts(self.core)
             outputs = scheduler.update_from_output(output, self._outputs[flight.step.index])
             self._updated(outputs)
             if self.core.use_spec_decode and not self.core.async_scheduling and scheduled:
@@ -238,7 +200,7 @@ class Run:
         self.steps += 1
         delays = self.scenario.step_delays or (DEFAULT_DELAY,)
         flight = Flight(step, self.world.iteration + delays[step.index % len(delays)])
-        self._trace_step(step)
+        self.trace.add(record.dispatched(self.world, step))
         self._each("dispatched", step)
         self._stop_if_fatal()
         try:
@@ -286,7 +248,7 @@ class Run:
                 life.outputs.extend(output.new_token_ids)
                 if output.finish_reason is not None:
                     life.ended = str(output.finish_reason)
-        self._trace_update(flight, delivered)
+        self.trace.add(record.delivered(self.world, flight, delivered))
         self._each("delivered", flight.step, delivered)
         self._stop_if_fatal()
 
@@ -306,8 +268,8 @@ class Run:
             raise
 
     def _each(self, event: str, *arguments: Any) -> None:
-        for oracle in self.oracles:
-            getattr(oracle, event)(*arguments)
+        for listener in self._listeners[event]:
+            listener(*arguments)
 
     def _heard(self, violation: Violation) -> None:
         if violation.fingerprint not in self.violations:
@@ -318,57 +280,3 @@ class Run:
     def _stop_if_fatal(self) -> None:
         if self._fatal:
             raise Stopped
-
-    # -- trace --------------------------------------------------------------------------------------------------
-
-    def _trace_step(self, step: Step) -> None:
-        scheduler = self.core.scheduler
-        encoder = scheduler.encoder_cache_manager if self.scenario.engine.encoder else None
-        rows = [(row.request, "new", row.block_ids, row.computed) for row in step.new]
-        rows += [
-            (row.request, "resumed" if row.resumed else "running", row.new_block_ids or (), row.computed)
-            for row in step.cached
-        ]
-        self.trace.add(
-            Dispatched(
-                iteration=self.world.iteration,
-                step=step.index,
-                scheduled=tuple(
-                    ScheduledRequest(
-                        request=request,
-                        source=source,
-                        computed=computed,
-                        tokens=step.scheduled.get(request, 0),
-                        drafts=len(step.drafts.get(request, ())),
-                        new_blocks=blocks,
-                        encoder_inputs=step.encoder_inputs.get(request, ()),
-                    )
-                    for request, source, blocks, computed in rows
-                ),
-                finished=step.finished,
-                preempted=step.preempted,
-                freed_encoder=step.freed_encoder,
-                in_flight=len(self.world.flights),
-                running=len(scheduler.running),
-                waiting=len(scheduler.requests) - len(scheduler.running),
-                free_blocks=self.world.pool.get_num_free_blocks(),
-                num_blocks=self.scenario.engine.num_gpu_blocks,
-                encoder_free=encoder.num_free_slots if encoder else 0,
-                encoder_freeable=encoder.num_freeable_slots if encoder else 0,
-            )
-        )
-
-    def _trace_update(self, flight: Flight, delivered: list[Any]) -> None:
-        self.trace.add(
-            Delivered(
-                iteration=self.world.iteration,
-                step=flight.step.index,
-                sampled=tuple((request, tuple(tokens)) for request, tokens in flight.sampled.items()),
-                outputs=tuple((output.request_id, tuple(output.new_token_ids)) for output in delivered),
-                ended=tuple(
-                    (output.request_id, str(output.finish_reason))
-                    for output in delivered
-                    if output.finish_reason is not None
-                ),
-            )
-        )

@@ -5,6 +5,8 @@ key and value that a causal model would keep there: it depends on everything up 
 a multimodal item, on the item's identity. The next token is drawn from the fingerprint of the last position.
 """
 
+import functools
+
 from harness.scenario import Image, Request, Scenario, Text
 
 VOCABULARY = 1 << 15
@@ -26,6 +28,7 @@ def mix(state: int, value: int) -> int:
     return z ^ (z >> 31)
 
 
+@functools.cache
 def stream_token(stream: int, index: int) -> int:
     """Token `index` of a shared stream."""
     return _FIRST + mix(mix(_SEED, stream), index) % (VOCABULARY - _FIRST)

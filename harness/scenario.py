@@ -110,7 +110,9 @@ class Request(_Base, frozen=True):
     be right (capped by `num_speculative_tokens`).
     """
 
-    prompt: Annotated[tuple[Part, ...], Meta(min_length=1, max_length=16)] = (Text(),)
+    prompt: Annotated[tuple[Part, ...], Meta(min_length=1, max_length=16)] = msgspec.field(
+        default_factory=lambda: (Text(),)
+    )
     max_tokens: Count = 1
     priority: Annotated[int, Meta(ge=-8, le=8)] = 0
     ignore_eos: bool = False
@@ -141,7 +143,7 @@ class Scenario(_Base, frozen=True):
     """One execution. `step_delays` cycles over dispatched steps: iterations until a step's result is ready."""
 
     format: Literal[1]
-    engine: Engine = Engine()
+    engine: Engine = msgspec.field(default_factory=Engine)
     images: Annotated[tuple[Count, ...], Meta(max_length=MAX_STREAMS)] = ()
     requests: Annotated[tuple[Request, ...], Meta(max_length=MAX_REQUESTS)] = ()
     timeline: Annotated[tuple[Event, ...], Meta(max_length=MAX_EVENTS)] = ()
@@ -180,7 +182,8 @@ def decode(data: bytes) -> Scenario:
     try:
         scenario = _DECODER.decode(data)
     except msgspec.ValidationError as error:
-        message, _, path = str(error).partition(" - at ")
+        before, found, after = str(error).rpartition(" - at `")
+        message, path = (before, after) if found else (after, "$")
         raise ScenarioError(f"{path.strip('`') or '$'}: {message}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ScenarioError(f"$: not JSON: {error}") from None
@@ -337,7 +340,7 @@ def _repair_request(request: Request, engine: Engine, images: tuple[int, ...]) -
         request,
         prompt=tuple(prompt) or (Text(),),
         priority=request.priority if engine.policy == "priority" else 0,
-        ignore_eos=request.ignore_eos and request.eos_at is not None,
+        ignore_eos=request.ignore_eos and request.eos_at is not None and request.eos_at < request.max_tokens,
         eos_at=None if request.eos_at is None or request.eos_at >= request.max_tokens else request.eos_at,
         stop_at=None if request.stop_at is None or request.stop_at >= request.max_tokens else request.stop_at,
         acceptance=tuple(min(count, limit) for count in request.acceptance) if limit else (),

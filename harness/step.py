@@ -52,7 +52,9 @@ class Step:
     @property
     def computed(self) -> dict[str, int]:
         """`num_computed_tokens` before the step, per scheduled request."""
-        return {row.request: row.computed for row in (*self.new, *self.cached)}
+        return {row.request: row.computed for row in self.new} | {
+            row.request: row.computed for row in self.cached
+        }
 
 
 def copy_step(output: Any, index: int, iteration: int) -> Step:

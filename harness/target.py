@@ -136,7 +136,8 @@ def activate(target: Target) -> None:
     for name in [name for name in os.environ if name.startswith("VLLM_") and name not in _KEPT]:
         del os.environ[name]
     os.environ.update(_ENVIRONMENT)
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    # vLLM dumps its configuration at ERROR level when a step fails; the oracles say what happened.
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "CRITICAL")
     # On PYTHONPATH, too: vLLM starts processes (to inspect a model class, for one) that must import the same vLLM.
     others = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p and not _is_ours(p)]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths + [p for p in others if p not in paths])

@@ -73,7 +73,9 @@ class World:
     def holders(self) -> list[tuple[str, list[Any]]]:
         """(request id, its blocks) per KV cache group, as the cache managers hold them."""
         managers = self.scheduler.kv_cache_manager.coordinator.single_type_managers
-        return [(request, blocks) for manager in managers for request, blocks in manager.req_to_blocks.items()]
+        return [
+            (request, blocks) for manager in managers for request, blocks in manager.req_to_blocks.items()
+        ]
 
     @property
     def pool(self) -> Any:

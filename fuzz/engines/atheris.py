@@ -58,9 +58,7 @@ class AtherisEngine:
             f"-seed={run.worker_seed % 0x7FFFFFFF + 1}",
             f"-artifact_prefix={run.log}",
         ]
-        atheris.Setup(
-            arguments, driver.test, custom_mutator=driver.mutate, custom_crossover=driver.crossover
-        )
+        atheris.Setup(arguments, driver.test, custom_mutator=driver.mutate, custom_crossover=driver.crossover)
         atheris.Fuzz()
 
 

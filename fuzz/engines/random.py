@@ -10,8 +10,8 @@ from harness.scenario import Scenario
 
 GENERATE = 0.15
 CROSSOVER = 0.10
-"""Shares of the choices, the rest mutates: enough new blood that a corpus of one family does not stay one, little enough
-that most executions build on what was found."""
+"""Shares of the choices, the rest mutates: enough new blood that a corpus of one family does not stay one, little
+enough that most executions build on what was found."""
 RECENT = 0.5
 """Half of the parents are among the newest `RECENT_SIZE` entries: they are where the frontier is."""
 RECENT_SIZE = 32

@@ -22,10 +22,8 @@ class BlockAccounting(Oracle):
     def dispatched(self, step: Step) -> None:
         self._check()
 
-    def delivered(self, step: Step, outputs: object) -> None:
-        self._check()
-
     def drained(self) -> None:
+        self._check()
         pool = self.world.pool
         held = [block.block_id for block in pool.blocks if block.ref_cnt and not block.is_null]
         if held:
@@ -49,11 +47,13 @@ class BlockAccounting(Oracle):
             )
         listed = set(free)
         if len(listed) != len(free) or pool.null_block.block_id in listed:
-            self.report("free-queue", "FreeKVCacheBlockQueue", "a block is queued twice, or the null block is queued")
+            self.report(
+                "free-queue", "FreeKVCacheBlockQueue", "a block is queued twice, or the null block is queued"
+            )
         for block in pool.blocks:
-            if not block.is_null and (block.ref_cnt != counts[block.block_id] or (not block.ref_cnt) != (
-                block.block_id in listed
-            )):
+            if not block.is_null and (
+                block.ref_cnt != counts[block.block_id] or (not block.ref_cnt) != (block.block_id in listed)
+            ):
                 self._wrong_block(block, counts[block.block_id], block.block_id in listed)
                 return
 
@@ -62,7 +62,9 @@ class BlockAccounting(Oracle):
             kind, what = "ref-count", f"{holders} requests hold it"
         else:
             kind, what = "free-queue", f"it is {'' if listed else 'not '}in the free queue"
-        self.report(kind, "KVCacheBlock.ref_cnt", f"block {block.block_id} has ref_cnt {block.ref_cnt}, but {what}")
+        self.report(
+            kind, "KVCacheBlock.ref_cnt", f"block {block.block_id} has ref_cnt {block.ref_cnt}, but {what}"
+        )
 
 
 def _free_ids(queue: Any) -> list[int]:

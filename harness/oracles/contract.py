@@ -28,27 +28,43 @@ class Contract(Oracle):
         for request, count in step.scheduled.items():
             life = self.world.lives.get(request)
             if life is None or not life.live:
-                self._breach("ended-request-scheduled", f"step {step.index} schedules {request}, which is over", request)
+                self._breach(
+                    "ended-request-scheduled",
+                    f"step {step.index} schedules {request}, which is over",
+                    request,
+                )
             if count <= 0:
-                self._breach("no-tokens", f"step {step.index} schedules {count} tokens for {request}", request)
+                self._breach(
+                    "no-tokens", f"step {step.index} schedules {count} tokens for {request}", request
+                )
             if len(step.drafts.get(request, ())) >= count:
-                self._breach("drafts-fill-step", f"step {step.index}: {request} computes drafts only", request)
+                self._breach(
+                    "drafts-fill-step", f"step {step.index}: {request} computes drafts only", request
+                )
         for name, keys in (("drafts", step.drafts), ("encoder inputs", step.encoder_inputs)):
             strays = sorted(keys.keys() - step.scheduled.keys())
             if strays:
-                self._breach("unscheduled-data", f"step {step.index} has {name} for {strays}, not scheduled", *strays)
+                self._breach(
+                    "unscheduled-data", f"step {step.index} has {name} for {strays}, not scheduled", *strays
+                )
         for request in step.finished:
             life = self.world.lives.get(request)
             if life is None or life.live:
-                self._breach("live-request-finished", f"step {step.index} says that {request} is over", request)
+                self._breach(
+                    "live-request-finished", f"step {step.index} says that {request} is over", request
+                )
             if request in self._told:
-                self._breach("finished-twice", f"step {step.index} says again that {request} is over", request)
+                self._breach(
+                    "finished-twice", f"step {step.index} says again that {request} is over", request
+                )
             self._told.add(request)
 
     def executed(self, step: Step, observations: Sequence[Observation]) -> None:
         for seen in observations:
             if isinstance(seen, Breach):
-                self._breach(seen.kind, f"step {step.index}: {seen.message}", *([seen.request] if seen.request else ()))
+                self._breach(
+                    seen.kind, f"step {step.index}: {seen.message}", *([seen.request] if seen.request else ())
+                )
 
     def drained(self) -> None:
         untold = sorted(self.world.lives.keys() - self._told)

@@ -46,7 +46,9 @@ class Counters(Oracle):
             return
         if state.num_output_placeholders:
             self._wrong(
-                "num_output_placeholders", f"is {state.num_output_placeholders} with nothing in flight", request
+                "num_output_placeholders",
+                f"is {state.num_output_placeholders} with nothing in flight",
+                request,
             )
         if not 0 <= state.num_computed_tokens < state.num_tokens:
             self._wrong(

@@ -44,9 +44,13 @@ class EncoderAccounting(Oracle):
     def drained(self) -> None:
         if self.world.engine.encoder is None:
             return
-        held = sorted(image for image, users in self.world.scheduler.encoder_cache_manager.cached.items() if users)
+        held = sorted(
+            image for image, users in self.world.scheduler.encoder_cache_manager.cached.items() if users
+        )
         if held:
-            self.report("leaked-reference", "EncoderCacheManager.cached", f"no request lives, but {held} are held")
+            self.report(
+                "leaked-reference", "EncoderCacheManager.cached", f"no request lives, but {held} are held"
+            )
 
     def _counters(self) -> None:
         manager = self.world.scheduler.encoder_cache_manager
@@ -74,4 +78,6 @@ class EncoderAccounting(Oracle):
         users = set().union(*manager.cached.values()) if manager.cached else set()
         dead = sorted(user for user in users if user not in self.world.scheduler.requests)
         if dead:
-            self.report("dead-reference", "EncoderCacheManager.cached", f"{dead} have ended but hold entries", *dead)
+            self.report(
+                "dead-reference", "EncoderCacheManager.cached", f"{dead} have ended but hold entries", *dead
+            )

@@ -27,8 +27,8 @@ class Exceptions(Oracle):
     def raised(self, error: Exception) -> None:
         """An exception left vLLM's code. HarnessError if it is ours."""
         frame = _innermost(error.__traceback__)
-        if frame is None:
-            raise HarnessError(f"{type(error).__name__} in the harness: {error}") from error
+        if frame is None or self._missing_from_us(error):
+            raise HarnessError(f"{type(error).__name__} that the harness answers for: {error}") from error
         module, function, line = frame
         detail = str(error).splitlines()[0] if str(error) else line
         self.report(
@@ -36,6 +36,12 @@ class Exceptions(Oracle):
             f"{module}:{function}:{type(error).__name__}:{line}",
             f"{type(error).__name__} in {module}.{function}: {detail}",
         )
+
+    def _missing_from_us(self, error: Exception) -> bool:
+        """Whether vLLM asked one of our objects, or the EngineCore that we made, for what it does not have."""
+        if not isinstance(error, AttributeError):
+            return False
+        return error.obj is self.world.core or type(error.obj).__module__.startswith("harness.")
 
 
 def _innermost(trace: TracebackType | None) -> tuple[str, str, str] | None:

@@ -28,17 +28,23 @@ class Limits(Oracle):
         for request, start in step.computed.items():
             count = step.scheduled.get(request, 0)
             if start + count > engine.max_model_len:
-                self._exceeded("max_model_len", f"step {step.index}: {request} computes up to {start + count}", request)
+                self._exceeded(
+                    "max_model_len", f"step {step.index}: {request} computes up to {start + count}", request
+                )
             threshold = engine.long_prefill_token_threshold
             if 0 < threshold < count and len(self.world.live) > 1:
                 self._exceeded(
-                    "long_prefill_token_threshold", f"step {step.index}: {request} computes {count} tokens", request
+                    "long_prefill_token_threshold",
+                    f"step {step.index}: {request} computes {count} tokens",
+                    request,
                 )
             self._sure_end(step, request)
         most = -(-engine.max_model_len // engine.block_size)
         for request, blocks in self.world.holders():
             if len(blocks) > most:
-                self._exceeded("blocks", f"{request} holds {len(blocks)} blocks in a group; {most} suffice", request)
+                self._exceeded(
+                    "blocks", f"{request} holds {len(blocks)} blocks in a group; {most} suffice", request
+                )
 
     def _exceeded(self, limit: str, message: str, *requests: str) -> None:
         self.report("limit-exceeded", limit, f"{message}; the limit is {limit}", *requests)

@@ -77,4 +77,6 @@ class Outputs(Oracle):
     def drained(self) -> None:
         missing = sorted(self._tokens.keys() - self._over.keys())
         if missing:
-            self.report("never-finished", "Scheduler.has_requests", f"all is done, but {missing} got no end", *missing)
+            self.report(
+                "never-finished", "Scheduler.has_requests", f"all is done, but {missing} got no end", *missing
+            )

@@ -34,7 +34,8 @@ class Progress(Oracle):
         self._furthest: dict[str, int] = {}
         self._scheduled = False
         self._limit = 64 + 2 * sum(
-            reference.prompt_length + reference.request.max_tokens for reference in self.world.references.values()
+            reference.prompt_length + reference.request.max_tokens
+            for reference in self.world.references.values()
         )
 
     def dispatched(self, step: Step) -> None:
@@ -69,7 +70,7 @@ class Progress(Oracle):
         elif self._stale > self._limit:
             self.report(
                 "livelock",
-                "Scheduler.schedule",
+                self._blocked(live),
                 f"{self._stale} passes in which no request got further; {self._waits(live)}",
                 *(life.request for life in live),
             )
@@ -84,12 +85,11 @@ class Progress(Oracle):
         )
 
     def _blocked(self, live: list[Life]) -> str:
-        """Status of the request that should move first, and whether its next position is an image's."""
+        """Status of the request that should move first, and whether encoder inputs still lie ahead of it."""
         scheduler = self.world.scheduler
         first = scheduler.running[0] if scheduler.running else scheduler.requests.get(live[0].request)
         if first is None:
             return "not in Scheduler.requests"
-        position = first.num_computed_tokens + (1 if self.world.engine.speculative else 0)
         items = self.world.references[first.request_id].items
-        encoder = any(offset <= position < offset + length for offset, length, _ in items)
-        return f"{first.status.name}{', before an encoder input' if encoder else ''}"
+        ahead = any(offset + length > first.num_computed_tokens for offset, length, _ in items)
+        return f"{first.status.name}{' before an encoder input' if ahead else ''}"

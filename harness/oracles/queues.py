@@ -27,11 +27,18 @@ class Queues(Oracle):
         live = {life.request for life in self.world.live}
         if set(scheduler.requests) != live:
             strays = sorted(set(scheduler.requests) ^ live)
-            self.report("requests-differ", "Scheduler.requests", f"live and known requests differ in {strays}", *strays)
+            self.report(
+                "requests-differ",
+                "Scheduler.requests",
+                f"live and known requests differ in {strays}",
+                *strays,
+            )
         for request in scheduler.running:
             self._member(request, "running", request.status.name == "RUNNING")
         for request in waiting:
-            self._member(request, "waiting", request.status.name not in ("RUNNING",) and not request.is_finished())
+            self._member(
+                request, "waiting", request.status.name not in ("RUNNING",) and not request.is_finished()
+            )
         queued = {request.request_id for request in (*scheduler.running, *waiting)}
         lost = sorted(live - queued)
         if lost:
@@ -50,4 +57,6 @@ class Queues(Oracle):
     def _member(self, request: Any, queue: str, right: bool) -> None:
         if not right:
             message = f"{request.request_id} is in {queue} with status {request.status.name}"
-            self.report("wrong-queue", f"Scheduler.{queue}: {request.status.name}", message, request.request_id)
+            self.report(
+                "wrong-queue", f"Scheduler.{queue}: {request.status.name}", message, request.request_id
+            )

@@ -76,7 +76,9 @@ class BatchV1:
             self.requests[request].prev_num_draft_len = len(step.drafts.get(request, ()))
         if self.rows.keys() != step.scheduled.keys():
             strays = sorted(self.rows.keys() ^ step.scheduled.keys())
-            raise self.fail(Breach("rows-differ", f"scheduled without data, or the reverse: {strays}", strays[0], True))
+            raise self.fail(
+                Breach("rows-differ", f"scheduled without data, or the reverse: {strays}", strays[0], True)
+            )
 
     def _remove_row(self, request: str) -> None:
         self.rows.pop(request, None)
@@ -85,7 +87,9 @@ class BatchV1:
     def _add_new(self, row: NewRow) -> str:
         if row.request in self.requests:
             # The real runner takes it for a streaming update and goes silently wrong.
-            message = f"{row.request} is sent as new, but the worker knows it and was not told that it finished"
+            message = (
+                f"{row.request} is sent as new, but the worker knows it and was not told that it finished"
+            )
             self.observations.append(Breach("new-request-known", message, row.request))
         self.requests[row.request] = CachedRequest(
             reference=self.references[row.request],
@@ -117,7 +121,9 @@ class BatchV1:
             return False
         if self.async_scheduling and row.num_output > 0:
             if row.all_tokens is None:
-                message = f"{row.request} returns to the batch, but its tokens (all_token_ids) do not come with it"
+                message = (
+                    f"{row.request} returns to the batch, but its tokens (all_token_ids) do not come with it"
+                )
                 raise self.fail(Breach("tokens-not-resent", message, row.request, True))
             cached.outputs = list(row.all_tokens[-row.num_output :])
         return True

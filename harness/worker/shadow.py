@@ -8,10 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.model import mix
+from harness.scenario import MAX_MODEL_LEN
 
 Slots = NDArray[np.int64]
 Contents = NDArray[np.uint64]
 UNWRITTEN = np.uint64(0)
+MAX_POSITIONS = MAX_MODEL_LEN + 16
+"""A step may reach past the model length by its drafts (at most 8)."""
 
 
 class KvShadow:
@@ -20,16 +23,23 @@ class KvShadow:
     def __init__(self, num_blocks: int, block_size: int, num_groups: int) -> None:
         self.block_size = block_size
         self.contents: Contents = np.zeros(num_blocks * block_size, dtype=np.uint64)
+        positions = np.arange(MAX_POSITIONS, dtype=np.int64)
+        self._block_of = positions // block_size
+        self._offset_of = positions % block_size
         self._salts = [np.uint64(mix(group, 7)) for group in range(num_groups)]
 
     def slots(self, table: list[int], start: int, stop: int) -> Slots:
         """Slots of positions [start, stop); -1 where the block table has no entry."""
-        positions = np.arange(start, stop, dtype=np.int64)
-        entries = np.full(-(-stop // self.block_size), -1, dtype=np.int64)
-        known = min(len(table), len(entries))
-        entries[:known] = table[:known]
-        blocks = entries[positions // self.block_size]
-        return np.where(blocks < 0, -1, blocks * self.block_size + positions % self.block_size)
+        first = start // self.block_size
+        known = np.array(table[first : -(-stop // self.block_size)], dtype=np.int64)
+        missing = -(-stop // self.block_size) - first - len(known)
+        if missing > 0:
+            known = np.append(known, np.full(missing, -1, dtype=np.int64))
+        blocks = known[self._block_of[start:stop] - first]
+        slots: Slots = blocks * self.block_size + self._offset_of[start:stop]
+        if missing > 0:
+            slots[blocks < 0] = -1
+        return slots
 
     def write(self, group: int, slots: Slots, contents: Contents) -> None:
         """Later positions overwrite earlier ones, as on the device; slots of -1 are skipped."""

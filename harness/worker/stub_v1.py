@@ -33,7 +33,9 @@ class Execution:
 class StubV1:
     """One worker for one execution. `references` maps request ids to their truth."""
 
-    def __init__(self, engine: Engine, references: Mapping[str, Reference], *, drafter_falls_back: bool) -> None:
+    def __init__(
+        self, engine: Engine, references: Mapping[str, Reference], *, drafter_falls_back: bool
+    ) -> None:
         self.engine = engine
         self.drafter_falls_back = drafter_falls_back
         speculative = engine.speculative
@@ -67,7 +69,9 @@ class StubV1:
         for request in self.batch.rows:
             self._gather(request, self.batch.requests[request].computed, step.scheduled[request], "target")
         self._forward(starts, inputs)
-        sampled = {request: self._sample(step, request, starts[request], inputs[request]) for request in starts}
+        sampled = {
+            request: self._sample(step, request, starts[request], inputs[request]) for request in starts
+        }
         # The CPU's idea of the longest sequence still counts every draft as accepted.
         longest = max(self.batch.requests[request].computed + step.scheduled[request] for request in starts)
         self.batch.settle(starts)

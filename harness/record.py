@@ -1,0 +1,60 @@
+"""Trace entries from vLLM's live objects: the only place that turns state into history."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from harness.step import Step
+from harness.trace import Delivered, Dispatched, ScheduledRequest
+from harness.world import Flight, World
+
+
+def dispatched(world: World, step: Step) -> Dispatched:
+    """A schedule pass, and the state of vLLM's queues and pools right after it."""
+    scheduler = world.scheduler
+    encoder = scheduler.encoder_cache_manager if world.engine.encoder else None
+    rows = [(row.request, "new", row.block_ids, row.computed) for row in step.new]
+    rows += [
+        (row.request, "resumed" if row.resumed else "running", row.new_block_ids or (), row.computed)
+        for row in step.cached
+    ]
+    return Dispatched(
+        iteration=world.iteration,
+        step=step.index,
+        scheduled=tuple(
+            ScheduledRequest(
+                request=request,
+                source=source,
+                computed=computed,
+                tokens=step.scheduled.get(request, 0),
+                drafts=len(step.drafts.get(request, ())),
+                new_blocks=blocks,
+                encoder_inputs=step.encoder_inputs.get(request, ()),
+            )
+            for request, source, blocks, computed in rows
+        ),
+        finished=step.finished,
+        preempted=step.preempted,
+        freed_encoder=step.freed_encoder,
+        in_flight=len(world.flights),
+        running=len(scheduler.running),
+        waiting=len(scheduler.requests) - len(scheduler.running),
+        free_blocks=world.pool.get_num_free_blocks(),
+        num_blocks=world.engine.num_gpu_blocks,
+        encoder_free=encoder.num_free_slots if encoder else 0,
+        encoder_freeable=encoder.num_freeable_slots if encoder else 0,
+    )
+
+
+def delivered(world: World, flight: Flight, outputs: Sequence[Any]) -> Delivered:
+    """A result that reached the scheduler, and vLLM's EngineCoreOutputs for it."""
+    return Delivered(
+        iteration=world.iteration,
+        step=flight.step.index,
+        sampled=tuple((request, tuple(tokens)) for request, tokens in flight.sampled.items()),
+        outputs=tuple((output.request_id, tuple(output.new_token_ids)) for output in outputs),
+        ended=tuple(
+            (output.request_id, str(output.finish_reason))
+            for output in outputs
+            if output.finish_reason is not None
+        ),
+    )

@@ -1,0 +1,40 @@
+"""One vLLM release in a process of its own: scenarios on standard input, what they showed on standard output.
+
+    python child.py VERSION < scenarios.jsonl
+
+The first line of the answer is about the release; then comes one line for each scenario. vLLM's own messages go to
+standard error.
+"""
+
+import json
+import sys
+
+from harness import compat, target
+from harness.execute import execute
+from harness.scenario import decode
+
+
+def main() -> None:
+    """Answers everything that standard input holds."""
+    answers, sys.stdout = sys.stdout, sys.stderr
+    target.activate(target.resolve(sys.argv[1]))
+    import vllm
+
+    release = {
+        "version": vllm.__version__,
+        "drafter_falls_back": compat.drafter_falls_back(),
+        "resends_tokens": compat.reads_resumed_output_from_scheduler(),
+    }
+    print(json.dumps(release), file=answers)
+    for line in sys.stdin.buffer:
+        result = execute(decode(line))
+        shown = {
+            "verdict": result.verdict,
+            "violations": [[v.fingerprint, v.oracle, v.kind, v.anchor, v.level] for v in result.violations],
+            "digest": result.trace.digest(),
+        }
+        print(json.dumps(shown), file=answers)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""Which vLLM the tests run, and how to run a scenario on another one.
+
+`vllm` puts the newest cached release (or what SCHEDFUZZ_VLLM names) into this process, once; a second one takes a
+process of its own: `run_on`. Tests that ask for neither need no vLLM.
+"""
+
+import functools
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from harness import target
+from harness.execute import Result, execute
+from harness.oracles import ALL, Oracle
+from harness.oracles.exceptions import Exceptions
+from harness.scenario import Scenario
+from harness.testing import VARIABLE
+from harness.verdict import Level, Violation
+from scenarios import LEGAL, generated
+
+CHILD = Path(__file__).with_name("child.py")
+CHILD_SECONDS = 300
+"""A child takes some 10 s to import vLLM and 30 ms a scenario; on a busy machine several times that."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a scenario showed in another process; `violations` holds (fingerprint, oracle, kind, anchor, level)."""
+
+    verdict: str
+    violations: tuple[tuple[str, ...], ...]
+    digest: str
+
+    @property
+    def fingerprints(self) -> list[str]:
+        return [violation[0] for violation in self.violations]
+
+
+@dataclass(frozen=True)
+class Release:
+    """What a process of its own said: about its vLLM, and about each scenario."""
+
+    version: str
+    drafter_falls_back: bool
+    resends_tokens: bool
+    shown: tuple[Shown, ...]
+
+
+@functools.cache
+def ask(version: str, scenarios: tuple[Scenario, ...] = (), hash_seed: str = "0") -> Release:
+    """Runs scenarios on a release in a fresh process. Skips the test if the cache lacks the release."""
+    try:
+        target.check(version)
+    except target.TargetError as error:
+        pytest.skip(f"{error} (make test fetches what the tests need)")
+    done = subprocess.run(
+        [sys.executable, str(CHILD), version],
+        input=b"".join(msgspec.json.encode(scenario) + b"\n" for scenario in scenarios),
+        capture_output=True,
+        timeout=CHILD_SECONDS,
+        env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(CHILD.parent.parent)},
+    )
+    assert done.returncode == 0, done.stderr.decode(errors="replace")[-4000:]
+    release, *shown = map(json.loads, done.stdout.splitlines())
+    return Release(
+        **release,
+        shown=tuple(Shown(one["verdict"], tuple(map(tuple, one["violations"])), one["digest"]) for one in shown),
+    )
+
+
+def run_on(version: str, scenario: Scenario) -> list[str]:
+    """Fingerprints that a scenario shows on a release, in a fresh process."""
+    return ask(version, (scenario,)).shown[0].fingerprints
+
+
+@pytest.fixture(scope="session")
+def newest() -> str:
+    """The newest supported release that the cache has."""
+    releases = target.cached()
+    if not releases:
+        pytest.skip("no vLLM release is cached; make test fetches what the tests need")
+    return releases[-1].version
+
+
+@pytest.fixture(scope="session")
+def vllm(request: pytest.FixtureRequest) -> str:
+    """Activates the vLLM under test in this process; its version."""
+    if not target.hash_seed_is_fixed():
+        pytest.fail("set PYTHONHASHSEED to a number (make test sets it to 0): findings must not depend on it")
+    spec = os.environ.get(VARIABLE) or request.getfixturevalue("newest")
+    chosen = target.resolve(spec)
+    target.activate(chosen)
+    # It dumps the engine's state whenever an exception passes through the loop, also the one that ends an execution.
+    logging.getLogger("vllm").setLevel(logging.CRITICAL)
+    return chosen.version
+
+
+@pytest.fixture(scope="session")
+def legal(vllm: str) -> dict[str, tuple[Scenario, Result]]:
+    """What all oracles say of legal scenarios: the hand-written ones and 60 generated ones."""
+    named = {**LEGAL, **{f"generated {seed}": scenario for seed, scenario in enumerate(generated(60))}}
+    return {name: (scenario, execute(scenario)) for name, scenario in named.items()}
+
+
+Hear = Callable[..., list[Violation]]
+
+
+@pytest.fixture
+def hear(vllm: str) -> Hear:
+    """`hear(scenario, Oracle, ...)`: what these oracles say of a scenario at level violation, O1 always among them."""
+
+    def run(scenario: Scenario, *oracles: type[Oracle], level: Level = Level.VIOLATION) -> list[Violation]:
+        chosen: Iterable[type[Oracle]] = dict.fromkeys((Exceptions, *oracles)) if oracles else ALL
+        return [violation for violation in execute(scenario, chosen).violations if violation.level is level]
+
+    return run

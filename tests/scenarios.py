@@ -1,0 +1,147 @@
+"""Small scenarios written by hand, one or more a feature, and what is known to be true of vLLM 0.33.0 on legal input.
+
+Each scenario's name says what it shows; `SHOWS` (in test_engine.py) checks that it really does. Pure: no vLLM.
+"""
+
+from random import Random
+
+from msgspec.structs import replace
+
+from fuzz.generate import FEATURES, generate
+from harness.scenario import (
+    Abort,
+    Arrive,
+    Encoder,
+    Engine,
+    Event,
+    Image,
+    Request,
+    Scenario,
+    Speculative,
+    Text,
+    validate,
+)
+
+
+def scenario(
+    engine: Engine,
+    *requests: Request,
+    images: tuple[int, ...] = (),
+    events: tuple[Event, ...] = (),
+    delays: tuple[int, ...] = (),
+) -> Scenario:
+    """A legal scenario. Requests arrive together at the start, unless `events` says it all."""
+    arrivals = tuple(Arrive(index) for index in range(len(requests)))
+    made = Scenario(1, engine, images, requests, events or arrivals, delays)
+    validate(made)
+    return made
+
+
+def text(length: int, tokens: int = 4, stream: int = 0, **rest: object) -> Request:
+    """A request of plain text."""
+    return Request(prompt=(Text(stream, 0, length),), max_tokens=tokens, **rest)
+
+
+SMALL = Engine(max_num_batched_tokens=16, max_model_len=48, block_size=4, num_gpu_blocks=64)
+TIGHT = replace(SMALL, num_gpu_blocks=13, max_num_seqs=3)
+"""Twelve blocks of 4 for requests of up to 48 tokens: three of them preempt one another."""
+VISION = replace(SMALL, encoder=Encoder(max_num_encoder_input_tokens=16, encoder_cache_size=16))
+EAGLE = Speculative("eagle", 2)
+EVERYTHING = replace(VISION, async_scheduling=True, speculative=EAGLE)
+
+PICTURE = Request(prompt=(Text(0, 0, 3), Image(0), Text(0, 3, 2)), max_tokens=4)
+"""Text, an image and text again, which fit into one chunk."""
+ALBUM = Request(prompt=(Text(0, 0, 6), Image(0), Text(0, 6, 5), Image(1), Text(0, 11, 2)), max_tokens=4)
+"""Two images, of which the second lies across the end of a chunk of 16."""
+
+BACKLOG = (text(20, 12), text(20, 12, 1), text(20, 12, 2))
+DRAFTED = (text(9, 9, acceptance=(0, 1, 2)), text(5, 7, 1, acceptance=(2, 0)))
+
+LEGAL: dict[str, Scenario] = {
+    "plain": scenario(SMALL, text(5), text(7, 3, 1)),
+    "chunked": scenario(SMALL, text(40, 3), text(9, 3, 1)),
+    "unchunked": scenario(replace(SMALL, max_num_batched_tokens=48, enable_chunked_prefill=False), text(40, 3), text(9)),
+    "long_prefill": scenario(replace(SMALL, long_prefill_token_threshold=5), text(20, 3), text(9, 3, 1)),
+    "prefix": scenario(
+        SMALL,
+        text(14, 3),
+        text(19, 3),
+        Request(prompt=(Text(0, 0, 8), Text(3, 0, 5)), max_tokens=3),
+        events=(Arrive(0), Arrive(1, 2), Arrive(2, 2)),
+    ),
+    "preemption": scenario(TIGHT, *BACKLOG),
+    "priority": scenario(
+        replace(TIGHT, policy="priority"),
+        text(20, 12, priority=1),
+        text(20, 12, 1),
+        text(20, 6, 2, priority=-1),
+        events=(Arrive(0), Arrive(1, 1), Arrive(2, 3)),
+    ),
+    "abort": scenario(SMALL, text(20, 8), text(6, 8, 1), events=(Arrive(0), Arrive(1), Abort(0, 3), Abort(1, 1))),
+    "abort_in_step": scenario(
+        SMALL, text(20, 8), text(6, 8, 1), events=(Arrive(0), Arrive(1), Abort(1, 2, in_step=True))
+    ),
+    "abort_waiting": scenario(
+        replace(SMALL, max_num_seqs=1), text(6, 8), text(6, 8, 1), events=(Arrive(0), Arrive(1), Abort(1, 2))
+    ),
+    "stop": scenario(SMALL, text(5, 8, eos_at=3), text(6, 8, 1, stop_at=2), text(7, 6, 2, eos_at=2, ignore_eos=True)),
+    "max_model_len": scenario(SMALL, text(45, 20), text(47, 20, 1)),
+    "sliding_window": scenario(
+        replace(SMALL, sliding_window=6), text(30, 6), text(34, 6), events=(Arrive(0), Arrive(1, 4))
+    ),
+    "async": scenario(replace(SMALL, async_scheduling=True), text(20, 6), text(5, 6, 1), delays=(0, 2, 1)),
+    "async_preemption": scenario(replace(TIGHT, async_scheduling=True), *BACKLOG),
+    "async_abort": scenario(
+        replace(SMALL, async_scheduling=True),
+        text(20, 8),
+        text(6, 8, 1),
+        events=(Arrive(0), Arrive(1), Abort(0, 2, in_step=True), Abort(1, 2)),
+    ),
+    "spec_eagle": scenario(replace(SMALL, speculative=EAGLE), *DRAFTED),
+    "spec_mtp": scenario(replace(SMALL, speculative=Speculative("mtp", 1)), *DRAFTED[:0], text(9, 9, acceptance=(0, 1))),
+    "spec_ngram": scenario(replace(SMALL, speculative=Speculative("ngram", 2)), *DRAFTED),
+    "spec_async_eagle": scenario(replace(SMALL, speculative=EAGLE, async_scheduling=True), *DRAFTED),
+    "spec_async_mtp": scenario(
+        replace(SMALL, speculative=Speculative("mtp", 1), async_scheduling=True), text(9, 9, acceptance=(0, 1))
+    ),
+    "spec_preemption": scenario(replace(TIGHT, speculative=EAGLE, async_scheduling=True), *BACKLOG),
+    "mm": scenario(VISION, PICTURE, ALBUM, images=(6, 8)),
+    "mm_unchunked": scenario(
+        replace(VISION, encoder=replace(VISION.encoder, disable_chunked_mm_input=True)), PICTURE, ALBUM, images=(6, 8)
+    ),
+    "mm_async": scenario(replace(VISION, async_scheduling=True), PICTURE, ALBUM, images=(6, 8)),
+    "mm_spec_async": scenario(EVERYTHING, PICTURE, ALBUM, images=(6, 8)),
+    "free": scenario(
+        replace(SMALL, async_scheduling=True, interleaving="free"), text(20, 6), text(5, 6, 1), delays=(3, 0, 2, 1)
+    ),
+}
+"""By name; legal on every release, and quiet on the newest but for the hazard of the asynchronous encoder cache."""
+
+EVICTABLE = {
+    "sync": scenario(VISION, PICTURE, images=(6,)),
+    "async": scenario(replace(VISION, async_scheduling=True), PICTURE, images=(6,)),
+}
+"""Finding (i), PR 38907: an image that one chunk reads whole, and so is freed by the pass that schedules the read."""
+
+LOOK_AHEAD = scenario(
+    replace(VISION, speculative=EAGLE), Request(prompt=(Text(0, 0, 16), Image(0)), max_tokens=2), images=(6,)
+)
+"""Finding (ii): an image that starts exactly where the first chunk ends, one token ahead of the drafter."""
+
+KNOWN_TRUE = frozenset(
+    {
+        ("O7", "no-progress", "RUNNING before an encoder input"),
+        ("O7", "no-progress", "WAITING before an encoder input"),
+        ("O7", "livelock", "RUNNING before an encoder input"),
+        ("O4", "target-read-miss", "never encoded"),
+    }
+)
+"""(oracle, kind, anchor) of what 0.33.0 does wrong on legal input. O7: ledger derived-34220, and a threshold below an
+image that may not be chunked. O4: the encoder input of a victim of the same pass, allocated and never encoded."""
+KNOWN_ASSERT = "assert num_new_tokens == 1 + self.num_spec_tokens"
+"""The source line of a known O1 on 0.33.0: long_prefill_token_threshold < 1 + num_speculative_tokens."""
+
+
+def generated(count: int) -> list[Scenario]:
+    """The first `count` scenarios of the generator, all features on."""
+    return [generate(Random(seed), frozenset(FEATURES)) for seed in range(count)]
