@@ -59,7 +59,7 @@ class Board:
         self.length = length
         self.beat = time.monotonic()
 
-    def finish(self, samples_vllm: int, samples: int) -> None:
+    def finish(self, samples_vllm: float, samples: float) -> None:
         """It ran."""
         self.length = 0
         self.beat = time.monotonic()

@@ -120,12 +120,10 @@ class Campaign:
         gc.collect()
         gc.freeze()  # what is shared with the workers stays shared, and their collections stay short
         say(f"imported in {time.monotonic() - began:.0f} s; fuzzing into {out}")
-        self._workers = [
-            Worker(index, out, self._body, self._fault)
-            for index in range(min(settings.workers, _most(settings)))
-        ]
         try:
             with _interrupts(self._stop), self._progress:
+                for index in range(min(settings.workers, _most(settings))):
+                    self._workers.append(Worker(index, out, self._body, self._fault))
                 self._watch()
         finally:
             for worker in self._workers:
@@ -143,6 +141,10 @@ class Campaign:
                     worker.kill()
             time.sleep(TICK_SECONDS)
         self._collect()
+        if self._stopping and self._queue:
+            self._progress.say(
+                f"{len(self._queue)} findings are still to be finished; interrupt again to drop them"
+            )
         while self._queue or self._finisher:
             self._collect()
             time.sleep(TICK_SECONDS / 4)

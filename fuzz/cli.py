@@ -5,7 +5,6 @@ imported inside commands, so that `--help` answers at once.
 """
 
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,9 +21,26 @@ from fuzz.console import (
     fix_hash_seed,
     leave,
 )
+from fuzz.options import (
+    AsJson,
+    CorpusOption,
+    EngineName,
+    EngineOption,
+    Executions,
+    FeaturesOption,
+    Hazards,
+    One,
+    Out,
+    RunSeconds,
+    Seed,
+    TargetsAction,
+    Vllm,
+    Workers,
+)
 
 if TYPE_CHECKING:
     from harness.scenario import Scenario
+    from harness.target import Target
     from harness.verdict import Violation
 
 app = typer.Typer(
@@ -39,52 +55,18 @@ app = typer.Typer(
 )
 
 
-class EngineName(StrEnum):
-    ATHERIS = "atheris"
-    RANDOM = "random"
-
-
-class TargetsAction(StrEnum):
-    LIST = "list"
-    FETCH = "fetch"
-
-
-Vllm = Annotated[
-    str | None,
-    typer.Option(
-        "--vllm",
-        metavar="SPEC",
-        help="'installed', a release such as 0.19.0, or the path of a source tree. "
-        "Default: the installed vLLM if there is one, else the newest release we support.",
-    ),
-]
-AsJson = Annotated[
-    bool, typer.Option("--json", help="Print one JSON value on standard output, nothing else there.")
-]
-One = Annotated[Path, typer.Argument(metavar="FILE", help="A scenario (JSON).")]
-
-
 @app.command()
 def run(
     vllm: Vllm = None,
-    seconds: Annotated[
-        float | None, typer.Option(min=0.1, help="End after so many seconds of fuzzing (default: 60).")
-    ] = None,
-    executions: Annotated[int | None, typer.Option(min=1, help="End after so many executions.")] = None,
-    workers: Annotated[int, typer.Option(min=1, max=256, help="Processes that fuzz.")] = 1,
-    engine: Annotated[EngineName, typer.Option(help="What chooses the scenarios.")] = EngineName.ATHERIS,
-    features: Annotated[
-        str, typer.Option(metavar="a,b,...|all", help="Features of the scenario language to use.")
-    ] = "all",
-    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seeds every random choice.")] = 0,
-    corpus: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Scenarios to start from (default: none).")
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Empty or new folder for what is found (default: out/run-N)."),
-    ] = None,
-    hazards: Annotated[bool, typer.Option("--hazards", help="Report hazards, too.")] = False,
+    seconds: RunSeconds = None,
+    executions: Executions = None,
+    workers: Workers = 1,
+    engine: EngineOption = EngineName.ATHERIS,
+    features: FeaturesOption = "all",
+    seed: Seed = 0,
+    corpus: CorpusOption = None,
+    out: Out = None,
+    hazards: Hazards = False,
     json: AsJson = False,
 ) -> int:
     """Fuzz a vLLM: find, confirm, shrink and explain violations.
@@ -181,25 +163,20 @@ def replay(
 def explain(file: One, vllm: Vllm = None) -> int:
     """Tell step by step what a scenario makes vLLM do.
 
-    Example: schedfuzz explain out/first/findings/O4-*/minimal.json --vllm 0.19.0
+    Example: schedfuzz explain out/first/findings/O4-x/minimal.json --vllm 0.19.0
     """
     fix_hash_seed()
     console = Console()
-    import shlex
+    from shlex import quote
 
-    from fuzz.campaign import warm
-    from fuzz.corpus import read, shown
+    from fuzz.corpus import shown
     from fuzz.explain import explain as tell
-    from harness.target import resolve
 
-    scenario = read(file)
-    target = resolve(vllm, complain)
-    warm(target)
+    scenario, target = _ready(file, vllm)
     from harness.execute import execute
 
     result = execute(scenario)
-    told = tell(scenario, result, vllm=shlex.quote(target.spec), file=shlex.quote(shown(file)))
-    console.print(told.rstrip("\n"))
+    console.print(tell(scenario, result, vllm=quote(target.spec), file=quote(shown(file))).rstrip("\n"))
     return Status.FINDINGS if result.verdict == "violation" else Status.CLEAN
 
 
@@ -218,24 +195,18 @@ def shrink(
     """
     fix_hash_seed()
     console = Console()
-    from fuzz.campaign import warm
-    from fuzz.corpus import read, write
+    from fuzz.corpus import write
     from fuzz.finding import minimise
     from harness.scenario import encode
-    from harness.target import resolve
 
-    scenario = read(file)
-    if output is not None:
-        check_writable(output)
-    target = resolve(vllm, complain)
-    warm(target)
-    violation = _violation(file, scenario, target.version)
-    minimal, tries, stopped = minimise(scenario, violation.fingerprint, seconds)
+    scenario, target = _ready(file, vllm, output)
+    fingerprint = _violation(file, scenario, target).fingerprint
+    minimal, tries, stopped = minimise(scenario, fingerprint, seconds)
     if output is None:
         console.print(encode(minimal).decode().rstrip("\n"))
     else:
         write(output, encode(minimal))
-    print(f"{violation.fingerprint}: {tries} tries, ended by {stopped}", file=sys.stderr)
+    print(f"{fingerprint}: {tries} tries, ended by {stopped}", file=sys.stderr)
     return Status.CLEAN
 
 
@@ -251,17 +222,12 @@ def emit(
     """
     fix_hash_seed()
     Console()
-    from fuzz.campaign import warm
-    from fuzz.corpus import read, write
+    from fuzz.corpus import write
     from fuzz.emit import emit as source
     from fuzz.ledger import ids_for
-    from harness.target import resolve
 
-    scenario = read(file)
-    check_writable(output)
-    target = resolve(vllm, complain)
-    warm(target)
-    violation = _violation(file, scenario, target.version)
+    scenario, target = _ready(file, vllm, output)
+    violation = _violation(file, scenario, target)
     ledger = ids_for(violation, target.version)
     write(output, source(scenario, violation, vllm=target.version, ledger=ledger).encode())
     return Status.CLEAN
@@ -298,7 +264,21 @@ def targets(
     return Status.CLEAN
 
 
-def _violation(file: Path, scenario: "Scenario", version: str) -> "Violation":
+def _ready(file: Path, vllm: str | None, output: Path | None = None) -> tuple["Scenario", "Target"]:
+    """The scenario, and the target, imported; everything that the user gave is checked first, cheapest first."""
+    from fuzz.campaign import warm
+    from fuzz.corpus import read
+    from harness.target import resolve
+
+    scenario = read(file)
+    if output is not None:
+        check_writable(output)
+    target = resolve(vllm, complain)
+    warm(target)
+    return scenario, target
+
+
+def _violation(file: Path, scenario: "Scenario", target: "Target") -> "Violation":
     """What a scenario shows. BadInput if that is nothing."""
     from fuzz.corpus import shown
     from fuzz.finding import first
@@ -306,7 +286,7 @@ def _violation(file: Path, scenario: "Scenario", version: str) -> "Violation":
     violation = first(scenario)
     if violation is None:
         raise BadInput(
-            f"{shown(file)}: shows no violation on vLLM {version}; give another scenario or --vllm"
+            f"{shown(file)}: shows no violation on vLLM {target.version}; give another scenario or --vllm"
         )
     return violation
 

@@ -86,7 +86,7 @@ class Progress:
         if self._live is not None:
             self._live.update(_table(numbers), refresh=True)
         now = time.monotonic()
-        if now < self._next and not last:
+        if (now < self._next or not numbers["executions"]) and not last:
             return
         self._next = now + PLAIN_SECONDS
         if self._file is not None:

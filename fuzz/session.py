@@ -75,7 +75,8 @@ class Session:
         self._sampler = Sampler()
         self._parent = os.getppid()
         self._encode = msgspec.json.Encoder().encode
-        self._next_exchange = time.monotonic() + EXCHANGE_SECONDS
+        self._next_exchange = time.monotonic()
+        self._sampled_before = board.samples_vllm, board.samples
 
     def explore(self, engine: Engine) -> None:
         """Runs the engine to the end of the session."""
@@ -107,7 +108,8 @@ class Session:
             board.features = len(self._seen)
             self._corpus.add(scenario)
             board.corpus = len(self._corpus)
-        board.finish(self._sampler.vllm, self._sampler.total)
+        vllm, total = self._sampled_before
+        board.finish(vllm + self._sampler.vllm, total + self._sampler.total)
         return numbers, new
 
     def foreign(self) -> Scenario | None:

@@ -103,6 +103,14 @@ def process_aborts(core: Any) -> None:
 
 
 @functools.cache
+def lone_request_has_no_threshold() -> bool:
+    """Whether `long_prefill_token_threshold` is ignored while there is one request only; so from 0.33."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    return "num_eligible_reqs" in Scheduler.schedule.__code__.co_varnames
+
+
+@functools.cache
 def drafter_falls_back() -> bool:
     """Whether the drafter's look-ahead may meet an image that is not encoded.
 

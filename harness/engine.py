@@ -37,8 +37,11 @@ def _listens(oracle: Oracle, event: str) -> bool:
     return getattr(type(oracle), event) is not getattr(Oracle, event)
 
 
-class Stopped(Exception):
-    """A fatal violation was reported; unwinds through vLLM's frames to `Run.execute`."""
+class Stopped(BaseException):
+    """A fatal violation was reported; unwinds through vLLM's frames to `Run.execute`.
+
+    No Exception: vLLM catches those to dump its whole configuration into the log, which costs more than the run.
+    """
 
 
 class Run:

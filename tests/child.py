@@ -23,7 +23,6 @@ def main() -> None:
     release = {
         "version": vllm.__version__,
         "drafter_falls_back": compat.drafter_falls_back(),
-        "resends_tokens": compat.reads_resumed_output_from_scheduler(),
     }
     print(json.dumps(release), file=answers)
     for line in sys.stdin.buffer:

@@ -26,6 +26,8 @@ from harness.testing import VARIABLE
 from harness.verdict import Level, Violation
 from scenarios import LEGAL, generated
 
+pytest.register_assert_rewrite("oracles.faults")
+
 CHILD = Path(__file__).with_name("child.py")
 CHILD_SECONDS = 300
 """A child takes some 10 s to import vLLM and 30 ms a scenario; on a busy machine several times that."""
@@ -50,7 +52,6 @@ class Release:
 
     version: str
     drafter_falls_back: bool
-    resends_tokens: bool
     shown: tuple[Shown, ...]
 
 

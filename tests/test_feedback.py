@@ -69,9 +69,16 @@ def test_features_tell_states_apart() -> None:
 
 
 def test_extreme_values_stay_in_range() -> None:
-    rows = tuple(ScheduledRequest(f"r{i}", "resumed", 0, 512, drafts=8, encoder_inputs=(0,) * 9) for i in range(24))
-    huge = step(0, *rows, in_flight=99, waiting=99, free_blocks=64, encoder_free=10**6, encoder_freeable=10**6)
-    odd = (Delivered(0, 0, sampled=(("r0", tuple(range(20))),), ended=(("r1", "a reason of tomorrow"),)), huge)
+    rows = tuple(
+        ScheduledRequest(f"r{i}", "resumed", 0, 512, drafts=8, encoder_inputs=(0,) * 9) for i in range(24)
+    )
+    huge = step(
+        0, *rows, in_flight=99, waiting=99, free_blocks=64, encoder_free=10**6, encoder_freeable=10**6
+    )
+    odd = (
+        Delivered(0, 0, sampled=(("r0", tuple(range(20))),), ended=(("r1", "a reason of tomorrow"),)),
+        huge,
+    )
     numbers = feedback.features(trace(huge, *odd))
     assert all(0 <= number < feedback.SIZE for number in numbers)
     base = 0
@@ -104,5 +111,7 @@ def test_counters_are_one_function_a_feature_and_instrumentation_keeps_behaviour
         counters = feedback.counters()
         print([first, again, len(counters), counters[0](), module.outer(1), module.Thing.double(4)])
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True
+    )
     assert ast.literal_eval(done.stdout) == [4, 4, feedback.SIZE, None, 3, 8]

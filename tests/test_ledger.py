@@ -27,7 +27,7 @@ def ids(oracle: str, kind: str, anchor: str, version: str) -> tuple[str, ...]:
         ("O4", "drafter-read-miss", "evicted", "0.24.0", ()),
         ("O4", "target-read-miss", "evicted", "0.19.0", ("38907", "45347", "54284")),
         ("O4", "target-read-miss", "evicted", "0.33.0", ()),
-        ("O7", "no-progress", "RUNNING, before an encoder input", "0.33.0", ("derived-34220",)),
+        ("O7", "no-progress", "an encoder input that fits a step only without the drafter's look-ahead", "0.33.0", ("derived-34220",)),
         ("O7", "no-progress", "RUNNING", "0.33.0", ()),
         (
             "O1",
@@ -43,7 +43,8 @@ def ids(oracle: str, kind: str, anchor: str, version: str) -> tuple[str, ...]:
             "0.32.0",
             ("57562",),
         ),
-        ("O2", "kv-read-mismatch", "full attention: unwritten", "0.33.0", ("43569",)),
+        ("O2", "kv-read-mismatch", "position taken from the prefix cache", "0.33.0", ("43569",)),
+        ("O2", "kv-read-mismatch", "position that the request computed", "0.25.1", ()),
         ("O8", "wrong-token", "EngineCoreOutput.new_token_ids", "0.33.0", ()),
     ],
 )

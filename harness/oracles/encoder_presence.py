@@ -24,9 +24,11 @@ class EncoderPresence(Oracle):
     def executed(self, step: Step, observations: Sequence[Observation]) -> None:
         for seen in observations:
             if isinstance(seen, EncoderMiss):
+                # Two ways to go wrong: the scheduler lost what it knew, or it believes in what is not there.
+                believed = seen.image in self.world.scheduler.encoder_cache_manager.cached
                 self.report(
                     f"{seen.window}-read-miss",
-                    seen.reason,
+                    "cached according to EncoderCacheManager" if believed else seen.reason,
                     f"step {step.index}: the {seen.window} gathers {seen.image} for {seen.request}, which was "
                     f"{seen.reason}; the model runner raises",
                     seen.request,

@@ -1,7 +1,7 @@
 """O2: KV content."""
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from harness.oracles.base import Oracle
 from harness.step import Step
@@ -14,23 +14,37 @@ class KvContent(Oracle):
     Promised by the KV cache manager: a prefix hit returns blocks whose tokens have been computed
     (`get_computed_blocks`), and a request's block table covers its computed tokens. Seen by the shadow memory at the
     step that reads: stale, foreign, unwritten and null slots, per KV cache group, inside the window where the group
-    has one.
+    has one. One report a step; its anchor says whether the request took the position from the prefix cache or
+    computed it itself.
 
     Ledger: 43569, 37076, 39146, 34382 and others whose symptom is wrong tokens.
     """
 
     family: ClassVar[str] = "O2"
 
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._hits: dict[str, int] = {}
+        """Tokens that each request took from the prefix cache when it was last admitted."""
+
+    def dispatched(self, step: Step) -> None:
+        for row in step.new:
+            self._hits[row.request] = row.computed
+        for cached in step.cached:
+            if cached.resumed:
+                self._hits[cached.request] = cached.computed
+
     def executed(self, step: Step, observations: Sequence[Observation]) -> None:
         for seen in observations:
             if isinstance(seen, KvMismatch):
+                hit = self._hits.get(seen.request, 0)
+                taken = seen.position < hit
                 self.report(
                     "kv-read-mismatch",
-                    f"{'window' if self._windowed(seen.group) else 'full'} attention: {seen.found}",
+                    "position taken from the prefix cache" if taken else "position that the request computed",
                     f"step {step.index}: {seen.request} attends to position {seen.position} in block {seen.block} "
-                    f"of group {seen.group}, which holds {seen.found}",
+                    f"of group {seen.group}, which holds {seen.found}"
+                    + (f"; {hit} positions were a prefix cache hit" if taken else ""),
                     seen.request,
                 )
-
-    def _windowed(self, group: int) -> bool:
-        return group > 0
+                return

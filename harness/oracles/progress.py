@@ -2,6 +2,7 @@
 
 from typing import Any, ClassVar
 
+from harness import compat
 from harness.oracles.base import Oracle
 from harness.step import Step
 from harness.world import Life
@@ -85,11 +86,39 @@ class Progress(Oracle):
         )
 
     def _blocked(self, live: list[Life]) -> str:
-        """Status of the request that should move first, and whether encoder inputs still lie ahead of it."""
+        """What the request that should move first waits for, as far as the configuration tells."""
         scheduler = self.world.scheduler
-        first = scheduler.running[0] if scheduler.running else scheduler.requests.get(live[0].request)
-        if first is None:
+        known = [scheduler.requests[life.request] for life in live if life.request in scheduler.requests]
+        if not known:
             return "not in Scheduler.requests"
-        items = self.world.references[first.request_id].items
-        ahead = any(offset + length > first.num_computed_tokens for offset, length, _ in items)
+        queue = [*scheduler.running, *(request for request in known if request not in scheduler.running)]
+        for request in queue:
+            reason = self._unchunkable(request)
+            if reason is not None:
+                return reason
+        first = queue[0]
+        ahead = self._item_ahead(first) is not None
         return f"{first.status.name}{' before an encoder input' if ahead else ''}"
+
+    def _item_ahead(self, request: Any) -> int | None:
+        """Length of the next encoder input that the request has not computed."""
+        for offset, length, _ in self.world.references[request.request_id].items:
+            if offset + length > request.num_computed_tokens:
+                return length
+        return None
+
+    def _unchunkable(self, request: Any) -> str | None:
+        """Why `disable_chunked_mm_input` can never let the next encoder input in, if that is so."""
+        engine = self.world.engine
+        length = self._item_ahead(request)
+        if length is None or engine.encoder is None or not engine.encoder.disable_chunked_mm_input:
+            return None
+        threshold = engine.long_prefill_token_threshold
+        if len(self.world.live) == 1 and compat.lone_request_has_no_threshold():
+            threshold = 0
+        limit = min(threshold or engine.max_num_batched_tokens, engine.max_num_batched_tokens)
+        if length > limit:
+            return "an encoder input longer than long_prefill_token_threshold"
+        if length == limit and engine.speculative is not None and engine.speculative.method != "ngram":
+            return "an encoder input that fits a step only without the drafter's look-ahead"
+        return None

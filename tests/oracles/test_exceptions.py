@@ -2,28 +2,61 @@
 
 import pytest
 
+from harness import build
 from harness.execute import execute
 from harness.oracles.exceptions import Exceptions
-from harness.scenario import Scenario
+from harness.oracles.queues import Queues
 from harness.verdict import HarnessError
 from harness.worker.stub_v1 import StubV1
-from oracles.checks import assert_quiet
+from oracles.faults import SCHEDULE, UPDATE, assert_quiet, before, heard, plant
 from scenarios import LEGAL
+
+pytestmark = pytest.mark.usefixtures("vllm")
 
 
 def test_is_quiet_on_legal_scenarios(legal):
-    assert_quiet("O1", legal)
+    assert_quiet(Exceptions, legal)
 
 
-def test_hears_an_exception_out_of_the_scheduler(hear, plant):
-    """Not a made-up error: vLLM's own bookkeeping trips over an entry that is gone."""
+@pytest.mark.parametrize(
+    ("where", "disturb", "anchor"),
+    [
+        (
+            SCHEDULE,
+            lambda scheduler: scheduler.kv_cache_manager.block_pool.get_new_blocks(1 << 20),
+            "vllm.v1.core.block_pool:BlockPool.get_new_blocks:ValueError:raise ValueError(",
+        ),
+        (
+            UPDATE,
+            lambda scheduler: scheduler._preempt_request(next(iter(scheduler.waiting)), 0.0),
+            "vllm.v1.core.sched.scheduler:Scheduler._preempt_request:AssertionError:"
+            "assert request.status == RequestStatus.RUNNING, (",
+        ),
+    ],
+    ids=["in schedule", "in update_from_output"],
+)
+def test_hears_what_vllm_raises(monkeypatch, where, disturb, anchor):
+    plant(monkeypatch, where, before(disturb))
+    [(oracle, kind, found)] = heard("abort_waiting", Exceptions)
+    assert (oracle, kind) == ("O1", "exception")
+    assert found.startswith(anchor)
 
-    def forget(schedule, scheduler, *rest):
-        output = schedule(scheduler, *rest)
-        for request in output.num_scheduled_tokens:
-            scheduler.requests.pop(request)
-        return output
 
-    plant("Scheduler._make_cached_request_data", lambda original, self, *rest: original(self, *rest)[0:0])
-    [violation] = hear(LEGAL["plain"], Exceptions)
-    assert (violation.oracle, violation.kind) == ("O1", "exception")
+def broken(*_):
+    raise ValueError("ours")
+
+
+@pytest.mark.parametrize(
+    ("ours", "method"),
+    [
+        (StubV1, "_sample"),
+        (Queues, "dispatched"),
+        pytest.param(Queues, "settled", marks=pytest.mark.xfail(raises=ValueError, reason="not wrapped outside vLLM")),
+        pytest.param(build, "request", marks=pytest.mark.xfail(raises=ValueError, reason="not wrapped outside vLLM")),
+    ],
+    ids=["stub", "oracle in vLLM's call", "oracle after it", "our part of an arrival"],
+)
+def test_our_own_exceptions_are_no_findings(monkeypatch, ours, method):
+    monkeypatch.setattr(ours, method, broken)
+    with pytest.raises(HarnessError, match="ours"):
+        execute(LEGAL["plain"])

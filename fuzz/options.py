@@ -1,0 +1,51 @@
+"""Options and arguments of the command line, each declared once with its help."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class EngineName(StrEnum):
+    ATHERIS = "atheris"
+    RANDOM = "random"
+
+
+class TargetsAction(StrEnum):
+    LIST = "list"
+    FETCH = "fetch"
+
+
+Vllm = Annotated[
+    str | None,
+    typer.Option(
+        "--vllm",
+        metavar="SPEC",
+        help="'installed', a release such as 0.19.0, or the path of a source tree. "
+        "Default: the installed vLLM if there is one, else the newest release we support.",
+    ),
+]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print one JSON value on standard output, nothing else there.")
+]
+One = Annotated[Path, typer.Argument(metavar="FILE", help="A scenario (JSON).")]
+RunSeconds = Annotated[
+    float | None,
+    typer.Option("--seconds", min=0.1, help="End after so many seconds of fuzzing (default: 60)."),
+]
+Executions = Annotated[int | None, typer.Option(min=1, help="End after so many executions.")]
+Workers = Annotated[int, typer.Option(min=1, max=256, help="Processes that fuzz.")]
+EngineOption = Annotated[EngineName, typer.Option("--engine", help="What chooses the scenarios.")]
+FeaturesOption = Annotated[
+    str, typer.Option("--features", metavar="a,b,...|all", help="Features of the scenario language to use.")
+]
+Seed = Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seeds every random choice.")]
+CorpusOption = Annotated[
+    Path | None, typer.Option("--corpus", metavar="DIR", help="Scenarios to start from (default: none).")
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Empty or new folder for what is found (default: out/run-N)."),
+]
+Hazards = Annotated[bool, typer.Option("--hazards", help="Report hazards, too.")]

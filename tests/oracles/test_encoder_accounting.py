@@ -1,0 +1,65 @@
+"""O5 hears when the encoder cache's counters and references leave what its entries say."""
+
+from msgspec.structs import replace
+
+import pytest
+
+from harness.oracles.encoder_accounting import EncoderAccounting
+from harness.scenario import Abort, Arrive, Encoder
+from oracles.faults import SCHEDULE, Fault, after, assert_heard, assert_quiet, faults, skipped
+from scenarios import ALBUM, PICTURE, VISION, scenario
+
+pytestmark = pytest.mark.usefixtures("vllm")
+
+CACHE = "EncoderCacheManager"
+ABORTED = scenario(VISION, ALBUM, PICTURE, images=(6, 8), events=(Arrive(0), Arrive(1), Abort(0, 1)))
+"""An abort between the two chunks that read the second image."""
+FEW = scenario(
+    replace(VISION, encoder=Encoder(max_num_encoder_input_tokens=8, encoder_cache_size=16)), ALBUM, PICTURE, images=(6, 8)
+)
+"""An encoder budget for one image a step."""
+
+
+def drift(name, by):
+    def change(scheduler, _):
+        manager = scheduler.encoder_cache_manager
+        setattr(manager, name, getattr(manager, name) + by)
+
+    return after(change, call=0)
+
+
+def forget_freeable(manager, _):
+    """An entry without reference leaves the list of those that may go; the counter agrees with the list."""
+    while manager.freeable:
+        manager.num_freeable_slots -= manager.freeable.popitem()[1]
+
+
+def without_budget(original, manager, request, index, budget, *rest):
+    return original(manager, request, index, 1 << 20, *rest)
+
+
+def said(kind, what):
+    return ((kind, what),)
+
+
+FAULTS = {
+    "free slots, one more": Fault(SCHEDULE, drift("num_free_slots", 1), "mm", said("counter-drift", f"{CACHE}.num_free_slots")),
+    "free slots, one fewer": Fault(SCHEDULE, drift("num_free_slots", -1), "mm", said("counter-drift", f"{CACHE}.num_free_slots")),
+    "freeable slots": Fault(SCHEDULE, drift("num_freeable_slots", 1), "mm", said("counter-drift", f"{CACHE}.num_freeable_slots")),
+    "freeable list": Fault(
+        f"{CACHE}.free_encoder_input", after(forget_freeable), "mm", said("freeable-differs", f"{CACHE}.freeable")
+    ),
+    "not freed at the end": Fault(f"{CACHE}.free", skipped, ABORTED, said("dead-reference", f"{CACHE}.cached")),
+    "budget ignored": Fault(
+        f"{CACHE}.can_allocate", without_budget, FEW, said("encoder-budget-exceeded", "scheduled_encoder_inputs")
+    ),
+}
+
+
+def test_is_quiet_on_legal_scenarios(legal):
+    assert_quiet(EncoderAccounting, legal)
+
+
+@faults(FAULTS)
+def test_hears(monkeypatch, fault):
+    assert_heard(monkeypatch, EncoderAccounting, fault)

@@ -1,0 +1,65 @@
+"""O4 hears every gather, for the target or the drafter, that finds no encoder output."""
+
+import pytest
+
+from harness import compat
+from harness.oracles.encoder_presence import EncoderPresence
+from oracles.faults import SCHEDULE, Fault, after, assert_heard, assert_quiet, faults, heard, plant
+from scenarios import LOOK_AHEAD
+
+pytestmark = pytest.mark.usefixtures("vllm")
+
+TRY = "Scheduler._try_schedule_encoder_inputs"
+
+
+def schedule_none(original, scheduler, *arguments, **keywords):
+    """The scheduler believes that every image is encoded."""
+    found = original(scheduler, *arguments, **keywords)
+    return ([], *found[1:])
+
+
+def ignore_look_ahead(original, scheduler, *arguments, **keywords):
+    """Up to 0.23: what only the drafter's window overlaps is not scheduled."""
+    return original(scheduler, *arguments, **{**keywords, "shift_computed_tokens": 0})
+
+
+def drop_while_read(_, output):
+    """The worker is told to drop an image that the same step reads again; the scheduler believes it is there."""
+    output.free_encoder_mm_hashes = ["image-1"]
+
+
+def evict_while_read(scheduler, output):
+    """The same, and the scheduler knows."""
+    output.free_encoder_mm_hashes = ["image-1"]
+    del scheduler.encoder_cache_manager.cached["image-1"]
+
+
+FAULTS = {
+    "not encoded": Fault(TRY, schedule_none, "mm", (("target-read-miss", "never encoded"),)),
+    "dropped": Fault(
+        SCHEDULE,
+        after(drop_while_read, call=1),
+        "mm",
+        (("target-read-miss", "cached according to EncoderCacheManager"),),
+    ),
+    "evicted": Fault(SCHEDULE, after(evict_while_read, call=1), "mm", (("target-read-miss", "evicted"),)),
+}
+
+
+def test_is_quiet_on_legal_scenarios(legal):
+    assert_quiet(EncoderPresence, legal)
+
+
+@faults(FAULTS)
+def test_hears(monkeypatch, fault):
+    assert_heard(monkeypatch, EncoderPresence, fault)
+
+
+@pytest.mark.parametrize(
+    ("falls_back", "said"), [(False, [("O4", "drafter-read-miss", "never encoded")]), (True, [])]
+)
+def test_the_drafter_s_window_is_judged_as_the_release_s_runner_does(monkeypatch, falls_back, said):
+    monkeypatch.setattr(compat, "drafter_falls_back", lambda: falls_back)
+    assert heard(LOOK_AHEAD, EncoderPresence) == []
+    plant(monkeypatch, TRY, ignore_look_ahead)
+    assert heard(LOOK_AHEAD, EncoderPresence) == said

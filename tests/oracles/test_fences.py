@@ -1,0 +1,77 @@
+"""O3 hears what is given up while a step, scheduled or in flight, still reads or writes it."""
+
+import pytest
+
+from harness.execute import execute
+from harness.oracles.fences import Fences
+from harness.verdict import Level, Verdict
+from oracles.faults import SCHEDULE, Fault, after, assert_heard, assert_quiet, faults
+from scenarios import EVICTABLE, LEGAL
+
+pytestmark = pytest.mark.usefixtures("vllm")
+
+EVICTABLE_READ = (("encoder-evictable-while-read", "EncoderCacheManager.freeable"),)
+
+
+def free_on_scheduled_tokens(scheduler, _):
+    """Up to 0.19.1: an image's reference goes when its tokens are scheduled, not when they are computed."""
+    for request in scheduler.running:
+        for index, feature in enumerate(request.mm_features):
+            if feature.mm_position.offset + feature.mm_position.length <= request.num_computed_tokens:
+                scheduler.encoder_cache_manager.free_encoder_input(request, index)
+
+
+def tables(scheduler):
+    return scheduler.kv_cache_manager.coordinator.single_type_managers[0].req_to_blocks
+
+
+def share_block(scheduler, _):
+    """Two requests get one block to write."""
+    table = tables(scheduler)
+    if {"r0", "r1"} <= table.keys():
+        table["r1"][-1] = table["r0"][-1]
+
+
+def free_last_block(scheduler, output):
+    """The block that the step writes goes back to the pool."""
+    for request in output.num_scheduled_tokens:
+        scheduler.kv_cache_manager.block_pool.free_blocks(tables(scheduler)[request][-1:])
+
+
+def free_first_block(scheduler, output):
+    """A block that the step reads, and does not write, goes back to the pool."""
+    for row in output.scheduled_cached_reqs.req_ids:
+        scheduler.kv_cache_manager.block_pool.free_blocks(tables(scheduler)[row][:1])
+
+
+FREED = "Scheduler._update_after_schedule"
+FAULTS = {
+    "encoder freed on scheduled tokens": Fault(FREED, after(free_on_scheduled_tokens), EVICTABLE["sync"], EVICTABLE_READ),
+    "the same, async": Fault(FREED, after(free_on_scheduled_tokens), EVICTABLE["async"], EVICTABLE_READ),
+    "two writers": Fault(SCHEDULE, after(share_block), "plain", (("block-written-twice", "group 0"),)),
+    "free block written": Fault(SCHEDULE, after(free_last_block, call=0), "plain", (("free-block-written", "group 0"),) * 1),
+}
+
+
+def test_is_quiet_on_legal_scenarios(legal):
+    assert_quiet(Fences, legal)
+
+
+@faults(FAULTS)
+def test_hears(monkeypatch, fault):
+    assert_heard(monkeypatch, Fences, fault)
+
+
+@pytest.mark.xfail(reason="O3 looks at the blocks that a step writes only, not at those that it reads")
+def test_hears_that_a_free_block_is_read(monkeypatch):
+    fault = Fault(SCHEDULE, after(free_first_block, call=2), "chunked", (("free-block-read", "group 0"),))
+    assert_heard(monkeypatch, Fences, fault)
+
+
+def test_evictable_in_flight_is_a_hazard():
+    """Harmless as long as the worker runs steps in order: shown, and never counted as a finding."""
+    result = execute(LEGAL["mm_async"])
+    assert result.verdict is Verdict.HAZARD
+    assert [(v.oracle, v.kind, v.level, v.fatal) for v in result.violations] == [
+        ("O3", "encoder-evictable-in-flight", Level.HAZARD, False)
+    ]

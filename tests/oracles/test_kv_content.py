@@ -1,0 +1,68 @@
+"""O2 hears every read of a slot that does not hold what its position must hold."""
+
+import pytest
+
+from harness.oracles.kv_content import KvContent
+from oracles.faults import SCHEDULE, Fault, after, assert_heard, assert_quiet, faults
+
+pytestmark = pytest.mark.usefixtures("vllm")
+
+OTHER = (("kv-read-mismatch", "full attention: other content"),)
+UNWRITTEN = (("kv-read-mismatch", "full attention: unwritten"),)
+
+
+def swap_cached_blocks(scheduler, output):
+    """Two blocks of a prefix hit change places in what the worker is told."""
+    for new in output.scheduled_new_reqs:
+        if new.num_computed_tokens >= 8:
+            blocks = new.block_ids[0]
+            blocks[0], blocks[1] = blocks[1], blocks[0]
+
+
+def foreign_block(scheduler, output):
+    """A running request's new block is the other one's first."""
+    cached = output.scheduled_cached_reqs
+    for i, request in enumerate(cached.req_ids):
+        if request == "r1" and cached.new_block_ids[i]:
+            first = scheduler.kv_cache_manager.get_block_ids("r0")[0][0]
+            cached.new_block_ids[i] = tuple([first, *ids[1:]] for ids in cached.new_block_ids[i])
+
+
+def claim_one_more(scheduler, output):
+    """A position counts as computed that never was."""
+    for new in output.scheduled_new_reqs:
+        new.num_computed_tokens += 1
+
+
+def unwritten_hit(original, pool, *arguments):
+    """The prefix cache offers a block that nobody wrote: the pool's last."""
+    found = original(pool, *arguments)
+    return found and [pool.blocks[-1]]
+
+
+def too_short_a_window(original, manager, computed):
+    """Blocks leave the window one block too early."""
+    return original(manager, computed) + manager.block_size
+
+
+FAULTS = {
+    "cached blocks swapped": Fault(SCHEDULE, after(swap_cached_blocks), "prefix", OTHER),
+    "another request's block": Fault(SCHEDULE, after(foreign_block), "chunked", OTHER),
+    "one position too many": Fault(SCHEDULE, after(claim_one_more), "plain", UNWRITTEN),
+    "hit on an unwritten block": Fault("BlockPool.get_cached_block", unwritten_hit, "prefix", UNWRITTEN),
+    "window freed too early": Fault(
+        "SlidingWindowManager.get_num_skipped_tokens",
+        too_short_a_window,
+        "sliding_window",
+        (("kv-read-mismatch", "window attention: null block"),),
+    ),
+}
+
+
+def test_is_quiet_on_legal_scenarios(legal):
+    assert_quiet(KvContent, legal)
+
+
+@faults(FAULTS)
+def test_hears(monkeypatch, fault):
+    assert_heard(monkeypatch, KvContent, fault)

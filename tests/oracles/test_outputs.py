@@ -1,0 +1,86 @@
+"""O8 hears every token too many, too few or wrong, and every end that is not the one and right one."""
+
+import pytest
+
+from harness.oracles.outputs import Outputs
+from oracles.faults import UPDATE, Fault, after, assert_heard, assert_quiet, faults, outputs_of, skipped
+from scenarios import SMALL, scenario, text
+
+pytestmark = pytest.mark.usefixtures("vllm")
+
+TOKENS = "EngineCoreOutput.new_token_ids"
+ONE = scenario(SMALL, text(5, 3))
+
+
+def each(change):
+    """Changes every output that `update_from_output` returns."""
+    return after(lambda _, result: [change(output) for output in outputs_of(result)])
+
+
+def on_last(change):
+    """Changes the output that ends a request."""
+    return each(lambda output: change(output) if output.finish_reason is not None else None)
+
+
+def twice(output):
+    output.new_token_ids = output.new_token_ids * 2
+
+
+def lose(output):
+    output.new_token_ids = []
+
+
+def corrupt(output):
+    output.new_token_ids = [token + 1 for token in output.new_token_ids]
+
+
+def stopped_instead(output):
+    from vllm.v1.engine import FinishReason
+
+    output.finish_reason = FinishReason.STOP
+
+
+def end_now(output):
+    from vllm.v1.engine import FinishReason
+
+    output.finish_reason = FinishReason.LENGTH
+
+
+def end_twice(_, result):
+    for client in result.values():
+        client.outputs += [output for output in client.outputs if output.finish_reason is not None]
+
+
+def lose_end(_, result):
+    for client in result.values():
+        client.outputs = [output for output in client.outputs if output.finish_reason is None]
+
+
+FAULTS = {
+    "token twice": Fault(UPDATE, each(twice), ONE, (("wrong-token", TOKENS),)),
+    "last token twice": Fault(UPDATE, on_last(twice), ONE, (("too-many-tokens", TOKENS), ("ended-early", "finish_reason length"))),
+    "wrong token": Fault(UPDATE, each(corrupt), "plain", (("wrong-token", TOKENS),)),
+    "token lost": Fault(
+        UPDATE,
+        after(lambda _, result: [lose(output) for output in outputs_of(result)], call=0),
+        ONE,
+        (("wrong-token", TOKENS),),
+    ),
+    "last token lost": Fault(UPDATE, on_last(lose), ONE, (("ended-early", "finish_reason length"),)),
+    "ended early": Fault(UPDATE, each(end_now), ONE, (("ended-early", "finish_reason length"),)),
+    "wrong reason": Fault(UPDATE, on_last(stopped_instead), ONE, (("wrong-finish-reason", "stop for length"),)),
+    "ended twice": Fault(UPDATE, after(end_twice), ONE, (("output-after-end", "update_from_output"),)),
+    "end lost": Fault(UPDATE, after(lose_end), ONE, (("never-finished", "Scheduler.has_requests"),)),
+    "abort ignored": Fault(
+        "Scheduler.finish_requests", skipped, "abort", (("output-after-end", "update_from_output"),)
+    ),
+}
+
+
+def test_is_quiet_on_legal_scenarios(legal):
+    assert_quiet(Outputs, legal)
+
+
+@faults(FAULTS)
+def test_hears(monkeypatch, fault):
+    assert_heard(monkeypatch, Outputs, fault)

@@ -1,0 +1,78 @@
+"""Steps made by hand, as the scheduler would send them, for a worker without vLLM."""
+
+from harness.model import Reference
+from harness.scenario import Engine, Image, Request, Scenario, Text
+from harness.step import CachedRow, NewRow, Step
+from harness.worker.batch_v1 import BatchV1
+from harness.worker.stub_v1 import StubV1
+
+ENGINE = Engine(block_size=4, num_gpu_blocks=16, max_model_len=32)
+
+
+def references(*requests: Request, images: tuple[int, ...] = ()) -> dict[str, Reference]:
+    """The truth about requests r0, r1, ..."""
+    scenario = Scenario(1, Engine(max_model_len=32), images, requests)
+    return {f"r{index}": Reference(scenario, index) for index in range(len(requests))}
+
+
+def text(length: int, stream: int = 0, **rest: object) -> Request:
+    return Request(prompt=(Text(stream, 0, length),), max_tokens=16, **rest)
+
+
+def picture(before: int, after: int) -> Request:
+    """Text, image 0, text."""
+    parts = (Text(0, 0, before), Image(0), *((Text(0, before, after),) if after else ()))
+    return Request(prompt=parts, max_tokens=16)
+
+
+def new(reference: Reference, *tables: tuple[int, ...], request: str = "r0", computed: int = 0) -> NewRow:
+    """A row for a request that the worker does not know, one block table a group."""
+    items = tuple((offset, length, f"image-{identity}") for offset, length, identity in reference.items)
+    return NewRow(request, tuple(reference.tokens[: reference.prompt_length]), items, tables, computed)
+
+
+def cached(
+    computed: int,
+    *blocks: tuple[int, ...],
+    request: str = "r0",
+    outputs: int = 0,
+    resumed: bool = False,
+    tokens: list[int] | None = None,
+) -> CachedRow:
+    """A row for a request that it knows; `blocks` are the new ones, one tuple a group."""
+    return CachedRow(request, resumed, blocks or None, computed, outputs, None if tokens is None else tuple(tokens))
+
+
+def step(
+    *rows: NewRow | CachedRow,
+    tokens: dict[str, int] | int = 0,
+    drafts: dict[str, tuple[int, ...]] | None = None,
+    encode: dict[str, tuple[int, ...]] | None = None,
+    free: tuple[str, ...] = (),
+    finished: tuple[str, ...] = (),
+    total: int | None = None,
+) -> Step:
+    """A step; a plain number of `tokens` is r0's."""
+    scheduled = {"r0": tokens} if isinstance(tokens, int) else tokens
+    scheduled = {request: count for request, count in scheduled.items() if count}
+    return Step(
+        index=0,
+        iteration=0,
+        new=tuple(row for row in rows if isinstance(row, NewRow)),
+        cached=tuple(row for row in rows if isinstance(row, CachedRow)),
+        scheduled=scheduled,
+        total=sum(scheduled.values()) if total is None else total,
+        drafts=drafts or {},
+        encoder_inputs=encode or {},
+        freed_encoder=free,
+        finished=finished,
+        preempted=(),
+    )
+
+
+def batch(known: dict[str, Reference], *, asynchronous: bool = False) -> BatchV1:
+    return BatchV1(known, async_scheduling=asynchronous)
+
+
+def stub(known: dict[str, Reference], engine: Engine = ENGINE, *, falls_back: bool = True) -> StubV1:
+    return StubV1(engine, known, drafter_falls_back=falls_back)

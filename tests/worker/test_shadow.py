@@ -1,0 +1,68 @@
+"""The shadow memory: slots of a block table, what was written to them, and by which group."""
+
+import numpy as np
+import pytest
+
+from harness.worker.shadow import KvShadow
+
+TABLE = [3, 1]
+
+
+@pytest.fixture
+def memory():
+    return KvShadow(num_blocks=8, block_size=4, num_groups=2)
+
+
+def contents(*values):
+    return np.array(values, dtype=np.uint64)
+
+
+@pytest.mark.parametrize(
+    ("table", "start", "stop", "slots"),
+    [
+        (TABLE, 0, 4, [12, 13, 14, 15]),
+        (TABLE, 3, 6, [15, 4, 5]),
+        (TABLE, 7, 9, [7, -1]),
+        (TABLE, 8, 13, [-1] * 5),
+        ([], 0, 2, [-1, -1]),
+        ([3, 0], 4, 6, [0, 1]),
+        (TABLE, 2, 2, []),
+    ],
+    ids=["first block", "across blocks", "past the table", "beyond it", "no table", "null block", "nothing"],
+)
+def test_slots(memory, table, start, stop, slots):
+    assert memory.slots(table, start, stop).tolist() == slots
+
+
+def test_what_was_written_is_there(memory):
+    slots = memory.slots(TABLE, 2, 6)
+    memory.write(0, slots, contents(10, 11, 12, 13))
+    assert memory.mismatches(0, slots, contents(10, 11, 12, 13)).tolist() == []
+    assert memory.mismatches(0, slots, contents(10, 99, 12, 98)).tolist() == [1, 3]
+
+
+def test_a_group_does_not_read_another_s_block(memory):
+    slots = memory.slots(TABLE, 0, 2)
+    memory.write(0, slots, contents(10, 11))
+    assert memory.mismatches(1, slots, contents(10, 11)).tolist() == [0, 1]
+
+
+def test_the_last_write_stays(memory):
+    memory.write(0, np.array([5, 5]), contents(1, 2))
+    assert memory.mismatches(0, np.array([5]), contents(2)).tolist() == []
+
+
+def test_a_missing_entry_is_not_written(memory):
+    memory.write(0, np.array([-1, 5]), contents(1, 2))
+    assert np.flatnonzero(memory.contents).tolist() == [5]
+
+
+@pytest.mark.parametrize(
+    ("slot", "found"),
+    [(-1, "missing block"), (2, "null block"), (9, "unwritten"), (5, "other content")],
+)
+def test_a_wrong_slot_is_named(memory, slot, found):
+    """The null block is wrong even if it holds the right thing: it is everybody's."""
+    memory.write(0, np.array([5, 2]), contents(1, 7))
+    assert memory.mismatches(0, np.array([slot]), contents(7)).tolist() == [0]
+    assert memory.describe(slot) == found

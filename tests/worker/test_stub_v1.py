@@ -1,0 +1,269 @@
+"""The stub obeys the V1 runner's contract: what it needs it must find, what it meets it reports."""
+
+import pytest
+from msgspec.structs import replace
+
+from harness.model import wrong_token
+from harness.scenario import Speculative
+from harness.worker.observation import Breach, EncoderMiss, KvMismatch, RunnerFailure
+from worker.steps import ENGINE, cached, new, picture, references, step, stub, text
+
+ONE = references(text(6))
+R0 = ONE["r0"]
+EAGLE = replace(ENGINE, speculative=Speculative("eagle", 2))
+NGRAM = replace(ENGINE, speculative=Speculative("ngram", 2))
+WINDOW = replace(ENGINE, sliding_window=3)
+SEEN = references(picture(4, 4), images=(6,))
+"""r0: text [0, 4), image [4, 10), text [10, 14)."""
+PICTURE = SEEN["r0"]
+TABLE = (1, 2, 3, 4)
+
+
+def breaches(execution):
+    return [seen.kind for seen in execution.observations if isinstance(seen, Breach)]
+
+
+def true(reference, start, stop):
+    return [reference.token(position) for position in range(start, stop)]
+
+
+# -- target ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_and_a_decode():
+    worker = stub(ONE)
+    assert worker.execute(step(new(R0, TABLE), tokens=6)).sampled == {"r0": true(R0, 6, 7)}
+    execution = worker.execute(step(cached(6, outputs=1), tokens=1))
+    assert (execution.sampled, execution.observations) == ({"r0": true(R0, 7, 8)}, ())
+
+
+def test_the_sample_of_an_unfinished_prefill_is_discarded():
+    worker = stub(ONE)
+    execution = worker.execute(step(new(R0, TABLE), tokens=4))
+    assert (execution.sampled, execution.observations) == ({"r0": []}, ())
+    assert worker.execute(step(cached(4), tokens=2)).sampled == {"r0": true(R0, 6, 7)}
+
+
+def test_a_step_without_tokens_samples_nothing():
+    worker = stub(ONE)
+    worker.execute(step(new(R0, TABLE), tokens=6))
+    assert worker.execute(step(finished=("r0",))).sampled == {}
+    assert worker.batch.requests == {}
+
+
+@pytest.mark.parametrize(
+    ("faulty", "kinds"),
+    [
+        (step(new(R0, (1, 0)), tokens=6), ["write-null-block"]),
+        (step(new(R0, (1,)), tokens=6), ["write-missing-block"]),
+        (step(new(R0, (1, 2)), tokens=6, total=7), ["wrong-total"]),
+        (step(new(R0, (1, 2)), tokens=8), ["stale-token"]),
+    ],
+    ids=["null block", "missing block", "wrong total", "past what is known"],
+)
+def test_what_the_runner_does_silently_is_a_breach(faulty, kinds):
+    assert breaches(stub(ONE).execute(faulty)) == kinds
+
+
+@pytest.mark.parametrize(
+    ("computed", "table", "found"),
+    [(4, (7, 2), "unwritten"), (4, (0, 2), "null block"), (4, (2, 5), "other content")],
+)
+def test_reads_what_a_prefix_hit_promises(computed, table, found):
+    """r1 wrote block 2 with another text; nobody wrote block 7."""
+    known = references(text(6), text(8, 1))
+    worker = stub(known)
+    worker.execute(step(new(known["r1"], (2, 3), request="r1"), tokens={"r1": 8}))
+    execution = worker.execute(
+        step(
+            new(known["r0"], table, computed=computed),
+            cached(8, (4,), request="r1", outputs=1),
+            tokens={"r1": 1, "r0": 2},
+        )
+    )
+    assert execution.observations == (KvMismatch("r0", 0, 0, table[0], found),)
+
+
+def test_a_true_prefix_hit_is_right():
+    known = references(text(8), text(8))
+    worker = stub(known)
+    worker.execute(step(new(known["r0"], (2, 3)), tokens=8))
+    hit = step(new(known["r1"], (2, 5), request="r1", computed=4), tokens={"r1": 4}, finished=("r0",))
+    assert worker.execute(hit).observations == ()
+
+
+def test_every_request_writes_before_any_reads():
+    """As layer by layer on the device: a block that another request writes in the same step is there."""
+    known = references(text(8), text(8))
+    rows = (new(known["r1"], (2, 5), request="r1", computed=4), new(known["r0"], (2, 3)))
+    assert stub(known).execute(step(*rows, tokens={"r1": 4, "r0": 8})).observations == ()
+
+
+@pytest.mark.parametrize(("lost", "observed"), [(0, []), (1, [(1, 5)])], ids=["outside", "inside"])
+def test_a_sliding_window_reads_only_its_window(lost, observed):
+    """Position 8 with a window of 3 attends to 6 and 7; [5, 8) are read at position 8 - 1 + 1 - 3 + 1 = 6 and on."""
+    known = references(text(9))
+    worker = stub(known, WINDOW)
+    worker.execute(step(new(known["r0"], (1, 2, 3), (4, 5, 6)), tokens=8))
+    worker.batch.requests["r0"].tables[1][lost] = 0
+    execution = worker.execute(step(cached(8), tokens=1))
+    found = [(seen.group, seen.position) for seen in execution.observations]
+    assert found == ([] if not observed else [(1, 6)])
+
+
+def test_a_group_reads_its_own_blocks_only():
+    known = references(text(9))
+    worker = stub(known, WINDOW)
+    worker.execute(step(new(known["r0"], (1, 2, 3), (4, 5, 6)), tokens=8))
+    tables = worker.batch.requests["r0"].tables
+    tables[1][1] = tables[0][1]
+    assert [seen.group for seen in worker.execute(step(cached(8), tokens=1)).observations] == [1]
+
+
+def test_a_sample_past_the_model_length_fails():
+    known = references(text(32))
+    worker = stub(known)
+    with pytest.raises(RunnerFailure):
+        worker.execute(step(new(known["r0"], tuple(range(1, 9))), tokens=32))
+    assert [seen.kind for seen in worker.observations] == ["sampled-past-model-length"]
+
+
+# -- encoder ------------------------------------------------------------------------------------------------------------
+
+
+def whole(**rest):
+    return step(new(PICTURE, TABLE), tokens=14, **rest)
+
+
+def test_an_image_is_encoded_before_it_is_gathered():
+    assert stub(SEEN).execute(whole(encode={"r0": (0,)})).observations == ()
+
+
+def test_a_miss_of_the_target_fails():
+    worker = stub(SEEN)
+    with pytest.raises(RunnerFailure):
+        worker.execute(whole())
+    assert worker.observations == [EncoderMiss("r0", "image-0", "target", "never encoded")]
+
+
+def test_a_free_takes_effect_before_the_gather_of_its_own_step():
+    worker = stub(SEEN)
+    worker.execute(step(new(PICTURE, TABLE), tokens=8, encode={"r0": (0,)}))
+    with pytest.raises(RunnerFailure):
+        worker.execute(step(cached(8), tokens=4, free=("image-0",)))
+    assert worker.observations == [EncoderMiss("r0", "image-0", "target", "evicted")]
+
+
+def test_an_image_may_be_freed_and_encoded_again_in_one_step():
+    worker = stub(SEEN)
+    worker.execute(step(new(PICTURE, TABLE), tokens=8, encode={"r0": (0,)}))
+    again = step(cached(8), tokens=4, free=("image-0", "never heard of"), encode={"r0": (0,)})
+    assert worker.execute(again).observations == ()
+
+
+def test_no_image_in_the_window_no_lookup():
+    worker = stub(SEEN)
+    assert worker.execute(step(new(PICTURE, TABLE), tokens=4)).observations == ()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "falls_back", "fails"),
+    [
+        (3, False, False),
+        (3, True, False),
+        (4, False, True),
+        (4, True, False),
+    ],
+    ids=["one short, old", "one short, new", "look-ahead, to 0.23", "look-ahead, from 0.24"],
+)
+def test_the_drafter_looks_one_token_ahead(tokens, falls_back, fails):
+    """[1, 1 + tokens) reaches the image at 4 with four tokens: an assertion up to 0.23, a fallback from 0.24."""
+    worker = stub(SEEN, EAGLE, falls_back=falls_back)
+    chunk = step(new(PICTURE, TABLE), tokens=tokens)
+    if fails:
+        with pytest.raises(RunnerFailure):
+            worker.execute(chunk)
+        assert worker.observations == [EncoderMiss("r0", "image-0", "drafter", "never encoded")]
+    else:
+        assert worker.execute(chunk).observations == ()
+
+
+def test_ngram_does_not_look_ahead():
+    assert stub(SEEN, NGRAM, falls_back=False).execute(step(new(PICTURE, TABLE), tokens=4)).observations == ()
+
+
+# -- drafts -------------------------------------------------------------------------------------------------------------
+
+
+def drafting(*acceptance, engine=EAGLE, length=6):
+    """A worker whose r0 has just sampled its first token; the worker and the truth."""
+    known = references(text(length, acceptance=acceptance))
+    worker = stub(known, engine)
+    worker.execute(step(new(known["r0"], tuple(range(1, 9))), tokens=length))
+    return worker, known["r0"]
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "right"), [((0,), 0), ((1,), 1), ((2,), 2), ((), 2)], ids=["none", "one", "all", "no script"]
+)
+def test_as_many_drafts_are_right_as_the_script_says(acceptance, right):
+    worker, reference = drafting(*acceptance)
+    truth = true(reference, 7, 9)
+    assert worker.take_drafts() == {"r0": truth[:right] + [wrong_token(token) for token in truth[right:]]}
+
+
+def test_the_script_cycles_over_drafting_steps():
+    worker, reference = drafting(0, 2)
+    rights = []
+    at = 6
+    for _ in range(4):
+        [drafts] = worker.take_drafts().values()
+        rights.append(sum(draft == reference.token(at + 1 + i) for i, draft in enumerate(drafts)))
+        taken = step(cached(at, outputs=at - 5), tokens=3, drafts={"r0": tuple(drafts)})
+        [sampled] = worker.execute(taken).sampled.values()
+        assert sampled == true(reference, at + 1, at + 1 + len(sampled))
+        assert len(sampled) == rights[-1] + 1, "right drafts are accepted, and one token is always sampled"
+        at += len(sampled)
+    assert rights == [0, 2, 0, 2]
+
+
+def test_ngram_drafts_are_as_long_as_the_match():
+    assert [len(drafting(n, engine=NGRAM)[0].take_drafts()["r0"]) for n in (0, 1, 2)] == [0, 2, 2]
+
+
+def test_drafts_before_the_first_step_are_none():
+    assert stub(ONE, EAGLE).take_drafts() is None
+
+
+def test_an_unfinished_prefill_drafts_nothing_right():
+    worker = stub(ONE, EAGLE)
+    worker.execute(step(new(R0, TABLE), tokens=4))
+    [drafts] = worker.take_drafts().values()
+    assert not set(drafts) & set(true(R0, 4, 8))
+
+
+@pytest.mark.parametrize(("length", "skipped"), [(30, False), (31, True)])
+def test_the_drafter_is_skipped_where_the_longest_sequence_leaves_no_room(length, skipped):
+    """32 positions, two drafts: after 31 tokens the second draft has none."""
+    worker, _ = drafting(2, length=length)
+    [drafts] = worker.take_drafts().values()
+    assert (drafts == [0, 0]) is skipped
+
+
+def test_a_skipped_drafter_gathers_nothing():
+    """One sequence without room, and nobody's look-ahead is read."""
+    known = references(picture(4, 4), text(31, 1), images=(6,))
+    worker = stub(known, replace(EAGLE, num_gpu_blocks=32), falls_back=False)
+    rows = (new(known["r0"], TABLE), new(known["r1"], tuple(range(5, 13)), request="r1"))
+    assert worker.execute(step(*rows, tokens={"r0": 4, "r1": 31})).observations == ()
+
+
+def test_async_rejected_drafts_are_forgotten():
+    """The scheduler goes on as if both drafts were right; the device writes where it stopped, and all is well."""
+    engine = replace(EAGLE, async_scheduling=True)
+    worker, reference = drafting(0, 2, engine=engine)
+    hopeful = {"r0": (-1, -1)}
+    first = worker.execute(step(cached(6, outputs=1), tokens=3, drafts=hopeful))
+    assert first.sampled == {"r0": true(reference, 7, 8)}
+    second = worker.execute(step(cached(9, outputs=4), tokens=3, drafts=hopeful))
+    assert (second.sampled, second.observations) == ({"r0": true(reference, 8, 11)}, ())
