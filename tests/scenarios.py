@@ -128,6 +128,25 @@ LOOK_AHEAD = scenario(
 )
 """Finding (ii): an image that starts exactly where the first chunk ends, one token ahead of the drafter."""
 
+PUBLISHED = scenario(
+    Engine(
+        max_model_len=14,
+        block_size=4,
+        num_gpu_blocks=12,
+        long_prefill_token_threshold=2,
+        policy="priority",
+        async_scheduling=True,
+        sliding_window=2,
+        speculative=Speculative("eagle", 1),
+    ),
+    text(2, 4),
+    text(13, 1),
+    text(1, 2),
+    text(4, 3, priority=-1),
+    events=(Arrive(0), Arrive(1, 1), Arrive(2, 1), Arrive(3, 4)),
+)
+"""Ledger 43569: r1 gets blocks in the pass that then preempts it for r3; their hashes stay, and r1 hits them."""
+
 KNOWN_TRUE = frozenset(
     {
         ("O7", "no-progress", "an encoder input that fits a step only without the drafter's look-ahead"),

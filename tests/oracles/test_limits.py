@@ -38,7 +38,11 @@ def without_seats(scheduler):
 
 
 def longer_model(scheduler):
-    scheduler.max_model_len = scheduler.kv_cache_manager.max_model_len = 60
+    scheduler.max_model_len = 60
+
+
+def longer_tables(scheduler):
+    scheduler.kv_cache_manager.max_model_len = 60
 
 
 def forget_max_tokens(original, scheduler, *rest):
@@ -61,7 +65,8 @@ FAULTS = {
     "long prefill": Fault(
         SCHEDULE, config(long_prefill_token_threshold=0), "long_prefill", exceeded("long_prefill_token_threshold")
     ),
-    "model length": Fault(SCHEDULE, before(longer_model), DRAFTED_TO_THE_END, exceeded("max_model_len", "blocks")),
+    "model length": Fault(SCHEDULE, before(longer_model), DRAFTED_TO_THE_END, exceeded("max_model_len")),
+    "blocks": Fault(SCHEDULE, before(longer_tables), DRAFTED_TO_THE_END, exceeded("blocks")),
     "past max_tokens": Fault(
         SCHEDULE, forget_max_tokens, "async", (("scheduled-past-max-tokens", "Scheduler.schedule"),)
     ),

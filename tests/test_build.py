@@ -1,0 +1,107 @@
+"""Scenario.engine reaches vLLM's own configuration and scheduler, and vLLM refuses no legal scenario."""
+
+from operator import attrgetter
+
+import pytest
+from msgspec.structs import replace
+
+from harness import build
+from harness.execute import execute
+from harness.model import EOS, STOP, Reference
+from harness.scenario import Encoder, Engine, Speculative
+from harness.verdict import Verdict
+from scenarios import LEGAL, SMALL, generated
+
+pytestmark = pytest.mark.usefixtures("vllm")
+
+
+def test_no_generated_scenario_is_refused():
+    """Legal means: vLLM's own validation lets it through."""
+    refused = {}
+    for seed, scenario in enumerate(generated(500)):
+        try:
+            build.engine_core(scenario.engine, None)
+        except build.Rejected as refusal:
+            refused[seed] = str(refusal)
+    assert refused == {}
+
+
+def test_what_vllm_refuses_is_rejected_and_no_finding():
+    """Made past `validate`: without chunking, vLLM wants a budget for a whole model length."""
+    illegal = replace(SMALL, enable_chunked_prefill=False, max_num_batched_tokens=16, max_num_seqs=32)
+    result = execute(replace(LEGAL["plain"], engine=illegal))
+    assert (result.verdict, result.violations, result.steps) == (Verdict.REJECTED, (), 0)
+    assert "max_num_batched_tokens" in result.rejected
+
+
+@pytest.mark.parametrize(
+    ("change", "place", "value"),
+    [
+        ({"max_num_seqs": 3}, "max_num_running_reqs", 3),
+        ({"max_num_batched_tokens": 17}, "max_num_scheduled_tokens", 17),
+        ({"max_model_len": 37}, "max_model_len", 37),
+        ({"block_size": 8}, "block_size", 8),
+        ({"num_gpu_blocks": 33}, "kv_cache_manager.block_pool.num_gpu_blocks", 33),
+        ({"enable_prefix_caching": True}, "kv_cache_manager.enable_caching", True),
+        ({"enable_prefix_caching": False}, "kv_cache_manager.enable_caching", False),
+        ({"enable_chunked_prefill": True}, "scheduler_config.enable_chunked_prefill", True),
+        ({"long_prefill_token_threshold": 7}, "scheduler_config.long_prefill_token_threshold", 7),
+        ({"policy": "priority"}, "policy.value", "priority"),
+        ({"async_scheduling": True}, "scheduler_config.async_scheduling", True),
+        ({"speculative": Speculative("eagle", 3)}, "num_spec_tokens", 3),
+        ({"speculative": Speculative("eagle", 3)}, "num_lookahead_tokens", 3),
+        ({"speculative": Speculative("ngram", 3)}, "num_lookahead_tokens", 0),
+        ({"encoder": Encoder(5, 9)}, "max_num_encoder_input_tokens", 5),
+        ({"encoder": Encoder(5, 9)}, "encoder_cache_manager.cache_size", 9),
+        ({"encoder": Encoder(5, 9, True)}, "scheduler_config.disable_chunked_mm_input", True),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
+)
+def test_the_configuration_reaches_the_scheduler(change, place, value):
+    scheduler = build.engine_core(replace(SMALL, **change), None).scheduler
+    assert attrgetter(place)(scheduler) == value
+
+
+def test_a_sliding_window_is_a_second_group():
+    full, window = build.engine_core(replace(SMALL, sliding_window=6), None).scheduler.kv_cache_config.kv_cache_groups
+    assert type(full.kv_cache_spec).__name__ == "FullAttentionSpec"
+    assert window.kv_cache_spec.sliding_window == 6
+
+
+@pytest.mark.parametrize(
+    ("engine", "cls"), [(SMALL, "Scheduler"), (replace(SMALL, async_scheduling=True), "AsyncScheduler")]
+)
+def test_the_scheduler_is_vllm_s_own(engine, cls):
+    core = build.engine_core(engine, None)
+    assert type(core.scheduler).__name__ == cls
+    assert type(core.scheduler).__module__.startswith("vllm.")
+    assert (core.batch_queue is not None) == engine.async_scheduling
+
+
+@pytest.mark.parametrize("method", ["eagle", "mtp", "ngram"])
+def test_only_a_drafter_with_a_model_looks_ahead(method):
+    engine = Engine(speculative=Speculative(method, 2))
+    scheduler = build.engine_core(engine, None).scheduler
+    assert scheduler.num_spec_tokens == 2
+    assert bool(scheduler.use_eagle) == (method != "ngram")
+
+
+def test_a_request_is_what_the_front_end_would_submit():
+    scenario = LEGAL["mm"]
+    reference = Reference(scenario, 0)
+    request = build.request(scenario, 0, reference, 3.0, None)
+    assert (request.request_id, request.arrival_time) == ("r0", 3.0)
+    assert list(request.prompt_token_ids) == reference.tokens[: reference.prompt_length]
+    places = [(f.mm_position.offset, f.mm_position.length, f.identifier) for f in request.mm_features]
+    assert places == [(6, 6, "image-0"), (14, 8, "image-1")]
+    assert request.sampling_params.max_tokens == scenario.requests[0].max_tokens
+
+
+@pytest.mark.parametrize("ignore_eos", [False, True])
+def test_a_request_stops_where_its_parameters_say(ignore_eos):
+    stopping = LEGAL["stop"]
+    requests = (replace(stopping.requests[0], ignore_eos=ignore_eos), *stopping.requests[1:])
+    scenario = replace(stopping, requests=requests)
+    params = build.request(scenario, 0, Reference(scenario, 0), 0.0, None).sampling_params
+    assert STOP in params.stop_token_ids
+    assert (params.eos_token_id == EOS) is not ignore_eos

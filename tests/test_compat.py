@@ -1,0 +1,38 @@
+"""Where releases differ, the loaded code says so: drift is seen here before it turns into false alarms."""
+
+import pytest
+
+from conftest import ask
+from harness import compat
+
+
+@pytest.mark.parametrize(
+    ("version", "falls_back"), [("0.19.0", False), ("0.23.0", False), ("0.24.0", True), ("0.33.0", True)]
+)
+def test_the_drafter_s_look_ahead(version, falls_back):
+    """An assertion up to 0.23, a fallback to the token embedding from 0.24."""
+    release = ask(version)
+    assert (release.version, release.drafter_falls_back) == (version, falls_back)
+
+
+class Base:
+    def __init__(self, one: int, two: int = 2) -> None:
+        self.values = (one, two)
+
+
+class Passing(Base):
+    """As AsyncScheduler: everything goes on to the base."""
+
+    def __init__(self, *arguments, **keywords) -> None:
+        super().__init__(*arguments, **keywords)
+
+
+@pytest.mark.parametrize("cls", [Base, Passing])
+def test_construct_leaves_out_what_a_release_does_not_know(cls):
+    assert compat.construct(cls, one=1, three=3).values == (1, 2)
+
+
+def test_a_module_or_name_that_a_release_lacks_is_none():
+    assert compat.optional("harness.nothing", "x") is None
+    assert compat.optional("harness.compat", "nothing") is None
+    assert compat.optional("harness.compat", "construct") is compat.construct

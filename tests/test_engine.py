@@ -1,0 +1,190 @@
+"""The loop around vLLM's own: virtual time, events, delays, and that everything happens again in the same way."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from msgspec.structs import replace
+
+from conftest import ask
+from fuzz.mutate import without_events
+from harness.engine import Run
+from harness.execute import execute
+from harness.model import Reference
+from harness.scenario import Abort, Arrive
+from harness.trace import Delivered, Dispatched, Occurred
+from harness.verdict import HarnessError, Verdict
+from scenarios import LEGAL, SMALL, generated, scenario, text
+
+
+def entries(chosen, kind):
+    return [entry for entry in execute(chosen).trace.entries if isinstance(entry, kind)]
+
+
+def steps(chosen):
+    return entries(chosen, Dispatched)
+
+
+def rows(chosen):
+    return [row for step in steps(chosen) for row in step.scheduled]
+
+
+def ends(chosen):
+    return {request: reason for update in entries(chosen, Delivered) for request, reason in update.ended}
+
+
+# -- the hand-written scenarios are what their names say ----------------------------------------------------------------
+
+SHOWS = {
+    "plain": lambda s: ends(s) == {"r0": "length", "r1": "length"},
+    "chunked": lambda s: len([row for row in rows(s) if row.request == "r0" and row.computed < 40]) > 2,
+    "unchunked": lambda s: rows(s)[0].tokens == 40,
+    "long_prefill": lambda s: max(row.tokens for row in rows(s)) == 5,
+    "prefix": lambda s: [row.computed for row in rows(s) if row.source == "new"] == [0, 12, 8],
+    "preemption": lambda s: any(step.preempted for step in steps(s)),
+    "priority": lambda s: any("r0" in step.preempted for step in steps(s)),
+    "abort": lambda s: ends(s) == {},
+    "abort_in_step": lambda s: ends(s) == {"r0": "length"},
+    "abort_waiting": lambda s: {row.request for row in rows(s)} == {"r0"},
+    "stop": lambda s: ends(s) == {"r0": "stop", "r1": "stop", "r2": "length"},
+    "max_model_len": lambda s: max(row.computed + row.tokens for row in rows(s)) == 47,
+    "sliding_window": lambda s: len(rows(s)[0].new_blocks) == 2,
+    "async": lambda s: max(step.in_flight for step in steps(s)) == 1,
+    "async_preemption": lambda s: any(step.preempted and step.in_flight for step in steps(s)),
+    "async_abort": lambda s: ends(s) == {},
+    "spec_eagle": lambda s: {len(tokens) for tokens in sampled(s)} >= {1, 2, 3},
+    "spec_mtp": lambda s: {len(tokens) for tokens in sampled(s)} == {1, 2},
+    "spec_ngram": lambda s: {row.drafts for row in rows(s)} >= {0, 2},
+    "spec_async_eagle": lambda s: {len(tokens) for tokens in sampled(s)} >= {1, 2, 3},
+    "spec_async_mtp": lambda s: {len(tokens) for tokens in sampled(s)} == {1, 2},
+    "spec_preemption": lambda s: any(step.preempted for step in steps(s)),
+    "mm": lambda s: [row.encoder_inputs for row in rows(s) if row.encoder_inputs] == [(0, 1)],
+    "mm_unchunked": lambda s: [row.encoder_inputs for row in rows(s) if row.encoder_inputs] == [(0,), (1,)],
+    "mm_async": lambda s: any(row.encoder_inputs for row in rows(s)),
+    "mm_spec_async": lambda s: any(row.drafts for row in rows(s)) and any(row.encoder_inputs for row in rows(s)),
+    "free": lambda s: len(steps(s)) > len(steps(replace(s, engine=replace(s.engine, async_scheduling=False)))),
+}
+
+
+def sampled(chosen):
+    return [tokens for update in entries(chosen, Delivered) for _, tokens in update.sampled if tokens]
+
+
+@pytest.mark.parametrize("name", LEGAL)
+def test_the_hand_written_scenarios_show_what_they_are_named_after(legal, name):
+    chosen, result = legal[name]
+    assert result.verdict in (Verdict.OK, Verdict.HAZARD)
+    assert SHOWS[name](chosen)
+
+
+def test_every_request_gets_what_the_model_says(legal):
+    """Not through an oracle: straight from the trace."""
+    chosen = LEGAL["spec_eagle"]
+    got = {"r0": [], "r1": []}
+    for update in entries(chosen, Delivered):
+        for request, tokens in update.outputs:
+            got[request] += tokens
+    assert got == {f"r{i}": Reference(chosen, i).expected_output()[0] for i in range(2)}
+
+
+# -- time ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("delay", [0, 1, 2, 5])
+def test_events_happen_in_their_iteration(vllm, delay):
+    chosen = scenario(SMALL, text(5, 9), text(5, 2, 1), events=(Arrive(0, 1), Arrive(1, delay), Abort(0, 1)))
+    assert [(event.what, event.iteration) for event in entries(chosen, Occurred)] == [
+        ("arrive", 1),
+        ("arrive", 1 + delay),
+        ("abort", 2 + delay),
+    ]
+
+
+def test_time_in_which_nothing_can_happen_is_jumped_over(vllm):
+    chosen = scenario(SMALL, text(5, 2), text(5, 2, 1), events=(Arrive(0), Arrive(1, 64)))
+    result = execute(chosen)
+    assert result.steps < 10
+    assert max(entry.iteration for entry in result.trace.entries) >= 64
+
+
+@pytest.mark.parametrize(("delays", "waits"), [((0,), [0, 0, 0]), ((2,), [2, 2, 2]), ((0, 3), [0, 3, 0])])
+def test_a_step_s_result_comes_when_its_delay_is_over(vllm, delays, waits):
+    """With the free interleaving nothing but the script decides; the second batch in flight stays until it is ready."""
+    chosen = scenario(replace(SMALL, async_scheduling=True), text(40, 1), delays=delays)
+    run = Run(chosen)
+    run.execute()
+    flights = {entry.step: entry.iteration for entry in run.trace.entries if isinstance(entry, Dispatched)}
+    took = [e.iteration - flights[e.step] for e in run.trace.entries if isinstance(e, Delivered)]
+    assert all(spent <= wait or spent <= 1 for spent, wait in zip(took, waits, strict=False))
+
+
+def test_removing_an_event_hands_its_delay_to_the_next(vllm):
+    """Or else ordering bugs vanish while shrinking."""
+    chosen = scenario(SMALL, text(5, 9), text(5, 2, 1), events=(Arrive(0), Abort(0, 4), Arrive(1, 3)))
+    without = without_events(chosen, [1])
+    assert entries(without, Occurred)[-1] == entries(chosen, Occurred)[-1]
+
+
+# -- aborts -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("in_step", "computed"), [(False, 1), (True, 2)])
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_an_abort_between_steps_or_inside_one(vllm, asynchronous, in_step, computed):
+    """Between: the step that follows does not know the request. In a step: it is scheduled, executed and not updated."""
+    engine = replace(SMALL, async_scheduling=asynchronous)
+    chosen = scenario(engine, text(5, 9), events=(Arrive(0), Abort(0, 1, in_step=in_step)))
+    assert len(rows(chosen)) == computed
+    updates = [tokens for update in entries(chosen, Delivered) for _, tokens in update.outputs]
+    assert len(updates) == (0 if asynchronous else 1)
+
+
+def test_an_abort_of_what_has_ended_changes_nothing(vllm):
+    with_abort = scenario(SMALL, text(5, 1), text(5, 6, 1), events=(Arrive(0), Arrive(1), Abort(0, 3)))
+    without = scenario(SMALL, text(5, 1), text(5, 6, 1), events=(Arrive(0), Arrive(1)))
+    assert steps(with_abort) == steps(without)
+
+
+def test_the_worker_is_told_of_every_end(vllm):
+    told = [request for step in steps(LEGAL["async_abort"]) for request in step.finished]
+    assert sorted(told) == ["r0", "r1"]
+
+
+# -- faults of ours -----------------------------------------------------------------------------------------------------
+
+
+def test_an_execution_without_end_is_a_fault_of_ours(vllm, monkeypatch):
+    monkeypatch.setattr("harness.engine.MAX_ITERATIONS", 3)
+    with pytest.raises(HarnessError, match="no end"):
+        execute(LEGAL["plain"])
+
+
+def test_a_runner_s_failure_that_no_oracle_hears_is_a_fault_of_ours(vllm, monkeypatch):
+    from harness.worker.observation import RunnerFailure
+    from harness.worker.stub_v1 import StubV1
+
+    def fail(*_):
+        raise RunnerFailure("odd")
+
+    monkeypatch.setattr(StubV1, "_forward", fail)
+    with pytest.raises(HarnessError, match="odd"):
+        execute(LEGAL["plain"])
+
+
+# -- determinism --------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_in_any_process(newest):
+    """300 generated scenarios, three processes, three ways to hash strings: the same bytes."""
+    scenarios = tuple(generated(300))
+    with ThreadPoolExecutor(2) as pool:
+        releases = list(pool.map(lambda seed: ask(newest, scenarios, seed), ("0", "1", "4242")))
+    digests = [[one.digest for one in release.shown] for release in releases]
+    assert len(digests[0]) == len(scenarios)
+    assert digests[0] == digests[1] == digests[2]
+
+
+def test_the_same_after_others(legal):
+    """Nothing of an execution is left for the next one."""
+    assert {name: execute(chosen).trace.digest() for name, (chosen, _) in legal.items()} == {
+        name: result.trace.digest() for name, (_, result) in legal.items()
+    }
