@@ -50,11 +50,32 @@ class BlockAccounting(Oracle):
             self.report(
                 "free-queue", "FreeKVCacheBlockQueue", "a block is queued twice, or the null block is queued"
             )
+        self._check_hashes(pool)
         for block in pool.blocks:
             if not block.is_null and (
                 block.ref_cnt != counts[block.block_id] or (not block.ref_cnt) != (block.block_id in listed)
             ):
                 self._wrong_block(block, counts[block.block_id], block.block_id in listed)
+                return
+
+    def _check_hashes(self, pool: Any) -> None:
+        mapped: dict[int, set[Any]] = {}
+        for key, entry in pool.cached_block_hash_to_block._cache.items():
+            # One block, or several that were computed under the same hash.
+            for block in entry.values() if isinstance(entry, dict) else (entry,):
+                mapped.setdefault(block.block_id, set()).add(key)
+        further = getattr(pool, "cached_block_hashes_by_block", {})  # partial entries, from 0.30
+        for block in pool.blocks:
+            own = set(further.get(block.block_id, ()))
+            if block.block_hash is not None:
+                own.add(block.block_hash)
+            found = mapped.get(block.block_id, set())
+            if own != found:
+                self.report(
+                    "hash-map",
+                    "BlockPool.cached_block_hash_to_block",
+                    f"block {block.block_id} has {len(own)} hashes, the map knows it under {len(found)}",
+                )
                 return
 
     def _wrong_block(self, block: Any, holders: int, listed: bool) -> None:

@@ -77,7 +77,6 @@ def lose_entry(scheduler, _):
     pool(scheduler).cached_block_hash_to_block._cache.clear()
 
 
-@pytest.mark.xfail(reason="O6 promises the hash map and does not look at it")
 @pytest.mark.parametrize("change", [lose_hash, lose_entry])
 def test_hears_that_hash_map_and_blocks_differ(monkeypatch, change):
     fault = Fault(SCHEDULE, after(change, call=0), "chunked", (("hash-map", "BlockPool.cached_block_hash_to_block"),))

@@ -1,14 +1,17 @@
 """O2 hears every read of a slot that does not hold what its position must hold."""
 
 import pytest
+from msgspec.structs import replace
 
 from harness.oracles.kv_content import KvContent
 from oracles.faults import SCHEDULE, Fault, after, assert_heard, assert_quiet, faults
+from scenarios import SMALL, scenario, text
 
 pytestmark = pytest.mark.usefixtures("vllm")
 
-OTHER = (("kv-read-mismatch", "full attention: other content"),)
-UNWRITTEN = (("kv-read-mismatch", "full attention: unwritten"),)
+HIT = (("kv-read-mismatch", "position taken from the prefix cache"),)
+COMPUTED = (("kv-read-mismatch", "position that the request computed"),)
+WINDOW = scenario(replace(SMALL, sliding_window=6, enable_prefix_caching=False), text(30, 6))
 
 
 def swap_cached_blocks(scheduler, output):
@@ -46,15 +49,12 @@ def too_short_a_window(original, manager, computed):
 
 
 FAULTS = {
-    "cached blocks swapped": Fault(SCHEDULE, after(swap_cached_blocks), "prefix", OTHER),
-    "another request's block": Fault(SCHEDULE, after(foreign_block), "chunked", OTHER),
-    "one position too many": Fault(SCHEDULE, after(claim_one_more), "plain", UNWRITTEN),
-    "hit on an unwritten block": Fault("BlockPool.get_cached_block", unwritten_hit, "prefix", UNWRITTEN),
+    "cached blocks swapped": Fault(SCHEDULE, after(swap_cached_blocks), "prefix", HIT),
+    "another request's block": Fault(SCHEDULE, after(foreign_block), "chunked", COMPUTED),
+    "one position too many": Fault(SCHEDULE, after(claim_one_more), "plain", HIT),
+    "hit on an unwritten block": Fault("BlockPool.get_cached_block", unwritten_hit, "prefix", HIT),
     "window freed too early": Fault(
-        "SlidingWindowManager.get_num_skipped_tokens",
-        too_short_a_window,
-        "sliding_window",
-        (("kv-read-mismatch", "window attention: null block"),),
+        "SlidingWindowManager.get_num_skipped_tokens", too_short_a_window, WINDOW, COMPUTED
     ),
 }
 
