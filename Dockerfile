@@ -19,5 +19,7 @@ ENV PYTHONHASHSEED=0 \
     SCHEDFUZZ_CACHE=/cache \
     PATH=/opt/schedfuzz/.venv/bin:$PATH
 VOLUME ["/out", "/cache"]
+# Without --out a campaign makes out/run-1, out/run-2, ... below the working directory: in the volume.
+WORKDIR /
 ENTRYPOINT ["schedfuzz"]
-CMD ["run", "--vllm", "0.33.0", "--seconds", "3600", "--out", "/out"]
+CMD ["run", "--vllm", "0.33.0", "--seconds", "3600"]

@@ -9,7 +9,7 @@ from random import Random
 
 from msgspec.structs import replace
 
-from fuzz.mutate import select_requests
+from fuzz.edits import select_requests
 from harness.scenario import (
     MAX_EVENTS,
     MAX_REQUESTS,

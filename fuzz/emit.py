@@ -6,7 +6,6 @@ compares its syntax tree, node by node, with the only shape it may have.
 """
 
 import ast
-import json
 import re
 import textwrap
 from typing import Any
@@ -74,7 +73,7 @@ def emit(scenario: Scenario, violation: Violation, *, vllm: str, ledger: tuple[s
             "from harness.testing import assert_absent",
             "",
             f"FINGERPRINT = {_literal(fingerprint)}",
-            f"SCENARIO = {_literal(layout(scenario))}",
+            f"SCENARIO = {_literal(encode(scenario).decode())}",
             "",
             "",
             f"def {name}() -> None:",
@@ -84,25 +83,6 @@ def emit(scenario: Scenario, violation: Violation, *, vllm: str, ledger: tuple[s
     )
     _check(source, scenario, violation)
     return source
-
-
-def layout(scenario: Scenario) -> str:
-    """A scenario as JSON for the reader: what fits in a line stays in one."""
-    return _layout(json.loads(encode(scenario)), 0) + "\n"
-
-
-def _layout(value: Any, depth: int) -> str:
-    flat = json.dumps(value)
-    if not isinstance(value, dict | list) or (depth and len(flat) + depth < _WIDTH):
-        return flat
-    if isinstance(value, dict):
-        opening, closing = "{", "}"
-        parts = [f"{json.dumps(key)}: {_layout(item, depth + 1)}" for key, item in value.items()]
-    else:
-        opening, closing = "[", "]"
-        parts = [_layout(item, depth + 1) for item in value]
-    indent = " " * depth
-    return opening + "\n" + ",\n".join(f"{indent} {part}" for part in parts) + f"\n{indent}{closing}"
 
 
 def _literal(text: str) -> str:

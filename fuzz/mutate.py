@@ -3,16 +3,23 @@
 A mutator takes a legal scenario and returns a decodable one (every number within its own limits); `mutate` applies some
 of them, repairs after each, and keeps the result within the allowed features. A mutator that finds nothing to work on
 returns its argument. Rules: the random source comes first; nothing depends on set order, hashing or time.
-
-`without_requests` and `without_events` are the edits that keep a timeline's meaning; the shrinker uses them, too.
 """
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from random import Random
-from typing import Any
 
 from msgspec.structs import replace
 
+from fuzz.edits import (
+    MAX_DELAY,
+    MAX_PARTS,
+    any_event,
+    any_part,
+    any_request,
+    insert_event,
+    without_events,
+    without_requests,
+)
 from fuzz.generate import (
     DELAYS,
     FEATURES,
@@ -23,7 +30,6 @@ from fuzz.generate import (
     restrict,
 )
 from harness.scenario import (
-    MAX_EVENTS,
     MAX_MODEL_LEN,
     MAX_REQUESTS,
     MAX_SCRIPT,
@@ -38,7 +44,6 @@ from harness.scenario import (
     Scenario,
     Speculative,
     Text,
-    part_length,
     repair,
 )
 
@@ -50,8 +55,6 @@ the yield of a mutator readable, and one in eight makes the three steps that mos
 _ATTEMPTS = 8
 """Draws before `mutate` gives up on an edit with an effect. About half of the draws find nothing to do on the smallest
 scenarios, so that 1 in 2^8 mutations comes back unchanged there."""
-_MAX_PARTS = 16
-_MAX_DELAY = 64
 
 
 def mutate(rng: Random, scenario: Scenario, features: frozenset[str]) -> tuple[Scenario, tuple[str, ...]]:
@@ -71,87 +74,14 @@ def mutate(rng: Random, scenario: Scenario, features: frozenset[str]) -> tuple[S
     return scenario, tuple(used)
 
 
-def without_events(scenario: Scenario, doomed: Container[int]) -> Scenario:
-    """Drops the events at these places of the timeline; each delay goes to the next event that stays.
-
-    What exceeds an event's longest delay goes on to the one after it, so that later events keep their times.
-    """
-    kept: list[Event] = []
-    carried = 0
-    for at, event in enumerate(scenario.timeline):
-        carried += event.delay
-        if at not in doomed:
-            kept.append(replace(event, delay=min(_MAX_DELAY, carried)))
-            carried -= kept[-1].delay
-    return replace(scenario, timeline=tuple(kept))
-
-
-def without_requests(scenario: Scenario, doomed: Container[int]) -> Scenario:
-    """Drops these requests with their events; the others are renumbered, and delays go to the next event that stays."""
-    gone = [at for at, event in enumerate(scenario.timeline) if event.request in doomed]
-    stay = [i for i in range(len(scenario.requests)) if i not in doomed]
-    return select_requests(without_events(scenario, gone), stay)
-
-
-def select_requests(scenario: Scenario, order: Sequence[int]) -> Scenario:
-    """The requests in this order, the timeline renumbered to it; no event may name a request that is not in it."""
-    number = {old: new for new, old in enumerate(order)}
-    return replace(
-        scenario,
-        requests=tuple(scenario.requests[old] for old in order),
-        timeline=tuple(replace(event, request=number[event.request]) for event in scenario.timeline),
-    )
-
-
 def _tweak(rng: Random, value: int, low: int, high: int) -> int:
     """Another value within the limits: one step, double, half, or anything."""
     wanted = rng.choice((value - 1, value + 1, value * 2, value // 2, low, rng.randint(low, high)))
     return max(low, min(high, wanted))
 
 
-def _any_request(rng: Random, scenario: Scenario, edit: Callable[[Request], Request]) -> Scenario:
-    if not scenario.requests:
-        return scenario
-    i = rng.randrange(len(scenario.requests))
-    requests = (*scenario.requests[:i], edit(scenario.requests[i]), *scenario.requests[i + 1 :])
-    return replace(scenario, requests=requests)
-
-
-def _any_event(rng: Random, scenario: Scenario, edit: Callable[[Event], Event]) -> Scenario:
-    if not scenario.timeline:
-        return scenario
-    i = rng.randrange(len(scenario.timeline))
-    timeline = (*scenario.timeline[:i], edit(scenario.timeline[i]), *scenario.timeline[i + 1 :])
-    return replace(scenario, timeline=timeline)
-
-
-def _any_part(
-    rng: Random, scenario: Scenario, kind: type[Part], edit: Callable[[Any, int], Sequence[Part]]
-) -> Scenario:
-    """Replaces one part of this kind by what `edit` makes of it and of the position that it begins at."""
-
-    def change(request: Request) -> Request:
-        places = [j for j, part in enumerate(request.prompt) if isinstance(part, kind)]
-        if not places:
-            return request
-        j = rng.choice(places)
-        at = sum(part_length(part, scenario.images) for part in request.prompt[:j])
-        prompt = (*request.prompt[:j], *edit(request.prompt[j], at), *request.prompt[j + 1 :])
-        return replace(request, prompt=prompt[:_MAX_PARTS] or request.prompt)
-
-    return _any_request(rng, scenario, change)
-
-
 def _engine(scenario: Scenario, **values: object) -> Scenario:
     return replace(scenario, engine=replace(scenario.engine, **values))
-
-
-def _insert_event(rng: Random, scenario: Scenario, event: Event) -> Scenario:
-    if len(scenario.timeline) >= MAX_EVENTS:
-        return scenario
-    arrived = [at for at, other in enumerate(scenario.timeline) if other.request == event.request]
-    at = rng.randint(arrived[0] + 1 if arrived else 0, len(scenario.timeline))
-    return replace(scenario, timeline=(*scenario.timeline[:at], event, *scenario.timeline[at:]))
 
 
 def _insert_request(rng: Random, scenario: Scenario) -> Scenario:
@@ -164,7 +94,7 @@ def _with_request(rng: Random, scenario: Scenario, request: Request) -> Scenario
     if len(scenario.requests) >= MAX_REQUESTS:
         return scenario
     scenario = replace(scenario, requests=(*scenario.requests, request))
-    return _insert_event(rng, scenario, Arrive(len(scenario.requests) - 1, rng.choice(DELAYS)))
+    return insert_event(rng, scenario, Arrive(len(scenario.requests) - 1, rng.choice(DELAYS)))
 
 
 def _remove_request(rng: Random, scenario: Scenario) -> Scenario:
@@ -182,7 +112,7 @@ def _insert_abort(rng: Random, scenario: Scenario) -> Scenario:
     arrived = [e.request for e in scenario.timeline if isinstance(e, Arrive) and e.request not in aborted]
     if not arrived:
         return scenario
-    return _insert_event(rng, scenario, Abort(rng.choice(arrived), rng.choice(DELAYS), rng.random() < 0.5))
+    return insert_event(rng, scenario, Abort(rng.choice(arrived), rng.choice(DELAYS), rng.random() < 0.5))
 
 
 def _remove_event(rng: Random, scenario: Scenario) -> Scenario:
@@ -206,16 +136,16 @@ def _move_event(rng: Random, scenario: Scenario) -> Scenario:
 
 def _change_delay(rng: Random, scenario: Scenario) -> Scenario:
     def edit(event: Event) -> Event:
-        return replace(event, delay=rng.choice((_tweak(rng, event.delay, 0, _MAX_DELAY), rng.choice(DELAYS))))
+        return replace(event, delay=rng.choice((_tweak(rng, event.delay, 0, MAX_DELAY), rng.choice(DELAYS))))
 
-    return _any_event(rng, scenario, edit)
+    return any_event(rng, scenario, edit)
 
 
 def _flip_in_step(rng: Random, scenario: Scenario) -> Scenario:
     def edit(event: Event) -> Event:
         return replace(event, in_step=not event.in_step) if isinstance(event, Abort) else event
 
-    return _any_event(rng, scenario, edit)
+    return any_event(rng, scenario, edit)
 
 
 def _tweak_limit(rng: Random, scenario: Scenario) -> Scenario:
@@ -259,7 +189,7 @@ def _split_text(rng: Random, scenario: Scenario) -> Scenario:
         tail = Text(part.stream, min(part.start + cut, MAX_MODEL_LEN), part.length - cut)
         return (replace(part, length=cut), tail) if tail.length else (part,)
 
-    return _any_part(rng, scenario, Text, edit)
+    return any_part(rng, scenario, Text, edit)
 
 
 def _resize_text(rng: Random, scenario: Scenario) -> Scenario:
@@ -267,7 +197,7 @@ def _resize_text(rng: Random, scenario: Scenario) -> Scenario:
         length = rng.choice((part.length, *interesting_lengths(scenario.engine, scenario.images)))
         return (replace(part, length=_tweak(rng, length, 1, MAX_MODEL_LEN)),)
 
-    return _any_part(rng, scenario, Text, edit)
+    return any_part(rng, scenario, Text, edit)
 
 
 def _fit_text(rng: Random, scenario: Scenario) -> Scenario:
@@ -278,7 +208,7 @@ def _fit_text(rng: Random, scenario: Scenario) -> Scenario:
         length = unit - at % unit + rng.choice((0, 0, unit)) + rng.choice((-1, 0, 0, 0, 1))
         return (replace(part, length=max(1, min(MAX_MODEL_LEN, length))),)
 
-    return _any_part(rng, scenario, Text, edit)
+    return any_part(rng, scenario, Text, edit)
 
 
 def _shift_text(rng: Random, scenario: Scenario) -> Scenario:
@@ -287,11 +217,11 @@ def _shift_text(rng: Random, scenario: Scenario) -> Scenario:
     def edit(part: Text, at: int) -> Sequence[Part]:
         return (Text(rng.randrange(3), rng.choice((0, min(at, MAX_MODEL_LEN), part.start)), part.length),)
 
-    return _any_part(rng, scenario, Text, edit)
+    return any_part(rng, scenario, Text, edit)
 
 
 def _remove_part(rng: Random, scenario: Scenario) -> Scenario:
-    return _any_part(rng, scenario, rng.choice((Text, Image)), lambda part, at: ())
+    return any_part(rng, scenario, rng.choice((Text, Image)), lambda part, at: ())
 
 
 def _share_prefix(rng: Random, scenario: Scenario) -> Scenario:
@@ -304,9 +234,9 @@ def _share_prefix(rng: Random, scenario: Scenario) -> Scenario:
 
     def edit(request: Request) -> Request:
         tail = request.prompt if keep else request.prompt[len(head) :]
-        return replace(request, prompt=(*head, *tail)[:_MAX_PARTS])
+        return replace(request, prompt=(*head, *tail)[:MAX_PARTS])
 
-    return _any_request(rng, scenario, edit)
+    return any_request(rng, scenario, edit)
 
 
 def _insert_image(rng: Random, scenario: Scenario) -> Scenario:
@@ -319,11 +249,11 @@ def _insert_image(rng: Random, scenario: Scenario) -> Scenario:
     def edit(request: Request) -> Request:
         at = rng.randint(0, len(request.prompt))
         return replace(
-            request, prompt=(*request.prompt[:at], Image(identity), *request.prompt[at:])[:_MAX_PARTS]
+            request, prompt=(*request.prompt[:at], Image(identity), *request.prompt[at:])[:MAX_PARTS]
         )
 
     encoder = scenario.engine.encoder or Encoder()
-    return _any_request(rng, replace(_engine(scenario, encoder=encoder), images=images), edit)
+    return any_request(rng, replace(_engine(scenario, encoder=encoder), images=images), edit)
 
 
 def _resize_image(rng: Random, scenario: Scenario) -> Scenario:
@@ -335,11 +265,11 @@ def _resize_image(rng: Random, scenario: Scenario) -> Scenario:
 
 
 def _reidentify_image(rng: Random, scenario: Scenario) -> Scenario:
-    return _any_part(rng, scenario, Image, lambda part, at: (Image(rng.randrange(len(scenario.images))),))
+    return any_part(rng, scenario, Image, lambda part, at: (Image(rng.randrange(len(scenario.images))),))
 
 
 def _change_max_tokens(rng: Random, scenario: Scenario) -> Scenario:
-    return _any_request(rng, scenario, lambda r: replace(r, max_tokens=_tweak(rng, r.max_tokens, 1, 16)))
+    return any_request(rng, scenario, lambda r: replace(r, max_tokens=_tweak(rng, r.max_tokens, 1, 16)))
 
 
 def _change_script(rng: Random, script: tuple[int, ...], high: int) -> tuple[int, ...]:
@@ -352,7 +282,7 @@ def _change_script(rng: Random, script: tuple[int, ...], high: int) -> tuple[int
 
 def _change_acceptance(rng: Random, scenario: Scenario) -> Scenario:
     high = scenario.engine.speculative.num_speculative_tokens if scenario.engine.speculative else 0
-    return _any_request(
+    return any_request(
         rng, scenario, lambda r: replace(r, acceptance=_change_script(rng, r.acceptance, high))
     )
 
@@ -369,12 +299,12 @@ def _change_stop(rng: Random, scenario: Scenario) -> Scenario:
             return replace(request, ignore_eos=not request.ignore_eos)
         return replace(request, **{name: rng.choice((None, rng.randrange(request.max_tokens)))})
 
-    return _any_request(rng, scenario, edit)
+    return any_request(rng, scenario, edit)
 
 
 def _change_priority(rng: Random, scenario: Scenario) -> Scenario:
     scenario = _engine(scenario, policy="priority")
-    return _any_request(rng, scenario, lambda r: replace(r, priority=_tweak(rng, r.priority, -3, 3)))
+    return any_request(rng, scenario, lambda r: replace(r, priority=_tweak(rng, r.priority, -3, 3)))
 
 
 _LIMITS = (

@@ -118,7 +118,7 @@ def vllm_config(engine: Engine) -> Any:
             device_config=_device_config(),
         )
     except (ValueError, AssertionError, NotImplementedError) as error:
-        raise Rejected(str(error).splitlines()[0]) from error
+        raise Rejected(" ".join(str(error).split())[:400]) from error
     config.model_config = ModelStandIn(engine.max_model_len)
     config.speculative_config = _speculative_config(engine)
     # VllmConfig without a model settles these for a model that it does not know; say them again.

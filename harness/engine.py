@@ -94,6 +94,10 @@ class Run:
             return
         except RunnerFailure as failure:
             raise HarnessError(f"the stub failed and no oracle spoke: {failure}") from failure
+        except HarnessError:
+            raise
+        except Exception as error:
+            raise HarnessError(f"{type(error).__name__} in the harness: {error}") from error
 
     def _more(self) -> bool:
         """Whether anything is left to do; jumps over time in which nothing can happen."""

@@ -9,6 +9,7 @@ where legal means that vLLM's own configuration checks and its front end would l
 """
 
 import hashlib
+import json
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec
@@ -19,6 +20,9 @@ MAX_BYTES = 1 << 20
 """Larger files are refused unread: the largest scenario that the limits below admit has about 100 kB."""
 MAX_DEPTH = 16
 """The language nests to depth 6; msgspec's own decoder recurses, so deep files are refused before it sees them."""
+
+LINE_WIDTH = 100
+"""Of the canonical layout, in characters."""
 
 MAX_REQUESTS = 24
 MAX_EVENTS = 64
@@ -164,8 +168,22 @@ def prompt_length(request: Request, images: tuple[int, ...]) -> int:
 
 
 def encode(scenario: Scenario) -> bytes:
-    """Canonical JSON, indented for people, ending in a newline."""
-    return msgspec.json.format(msgspec.json.encode(scenario), indent=1) + b"\n"
+    """Canonical JSON, laid out for people (what fits in a line stays in one), ending in a newline."""
+    return (_layout(msgspec.to_builtins(scenario), 0) + "\n").encode()
+
+
+def _layout(value: object, depth: int) -> str:
+    flat = json.dumps(value)
+    if not isinstance(value, dict | list | tuple) or (depth and len(flat) + depth < LINE_WIDTH):
+        return flat
+    if isinstance(value, dict):
+        opening, closing = "{", "}"
+        parts = [f"{json.dumps(key)}: {_layout(item, depth + 1)}" for key, item in value.items()]
+    else:
+        opening, closing = "[", "]"
+        parts = [_layout(item, depth + 1) for item in value]
+    indent = " " * depth
+    return opening + "\n" + ",\n".join(f"{indent} {part}" for part in parts) + f"\n{indent}{closing}"
 
 
 def content_hash(scenario: Scenario) -> str:

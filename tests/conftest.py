@@ -10,7 +10,6 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,11 +18,8 @@ import pytest
 
 from harness import target
 from harness.execute import Result, execute
-from harness.oracles import ALL, Oracle
-from harness.oracles.exceptions import Exceptions
 from harness.scenario import Scenario
 from harness.testing import VARIABLE
-from harness.verdict import Level, Violation
 from scenarios import LEGAL, generated
 
 pytest.register_assert_rewrite("oracles.faults")
@@ -31,6 +27,11 @@ pytest.register_assert_rewrite("oracles.faults")
 CHILD = Path(__file__).with_name("child.py")
 CHILD_SECONDS = 300
 """A child takes some 10 s to import vLLM and 30 ms a scenario; on a busy machine several times that."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that put a vLLM into this process come last: it stays there, and some tests are about having none."""
+    items.sort(key=lambda item: "vllm" in getattr(item, "fixturenames", ()))
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,9 @@ def ask(version: str, scenarios: tuple[Scenario, ...] = (), hash_seed: str = "0"
     release, *shown = map(json.loads, done.stdout.splitlines())
     return Release(
         **release,
-        shown=tuple(Shown(one["verdict"], tuple(map(tuple, one["violations"])), one["digest"]) for one in shown),
+        shown=tuple(
+            Shown(one["verdict"], tuple(map(tuple, one["violations"])), one["digest"]) for one in shown
+        ),
     )
 
 
@@ -109,17 +112,3 @@ def legal(vllm: str) -> dict[str, tuple[Scenario, Result]]:
     """What all oracles say of legal scenarios: the hand-written ones and 60 generated ones."""
     named = {**LEGAL, **{f"generated {seed}": scenario for seed, scenario in enumerate(generated(60))}}
     return {name: (scenario, execute(scenario)) for name, scenario in named.items()}
-
-
-Hear = Callable[..., list[Violation]]
-
-
-@pytest.fixture
-def hear(vllm: str) -> Hear:
-    """`hear(scenario, Oracle, ...)`: what these oracles say of a scenario at level violation, O1 always among them."""
-
-    def run(scenario: Scenario, *oracles: type[Oracle], level: Level = Level.VIOLATION) -> list[Violation]:
-        chosen: Iterable[type[Oracle]] = dict.fromkeys((Exceptions, *oracles)) if oracles else ALL
-        return [violation for violation in execute(scenario, chosen).violations if violation.level is level]
-
-    return run

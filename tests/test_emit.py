@@ -153,15 +153,8 @@ def test_the_docstring_states_the_finding():
     assert told.endswith("Found on: vLLM 0.19.0 Known as: 38907")
 
 
-def test_the_layout_is_for_readers():
-    text = emit.layout(SCENARIO)
-    assert decode(text.encode()) == SCENARIO
-    assert all(len(line) <= 110 for line in text.splitlines())
-    assert len(text.splitlines()) < len(encode(SCENARIO).splitlines()) / 3
-
-
 def test_a_lie_is_noticed(monkeypatch):
-    monkeypatch.setattr(emit, "layout", lambda scenario: '{"format": 1}\n')
+    monkeypatch.setattr(emit, "encode", lambda scenario: b'{"format": 1}\n')
     with pytest.raises(HarnessError, match="does not hold what it must hold"):
         emit.emit(SCENARIO, FREED, vllm="0.19.0")
     monkeypatch.setattr(emit, "_literal", lambda text: '""; import os; ""')

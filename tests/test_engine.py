@@ -6,8 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from conftest import ask
-from fuzz.mutate import without_events
-from harness.engine import Run
+from fuzz.edits import without_events
 from harness.execute import execute
 from harness.model import Reference
 from harness.scenario import Abort, Arrive
@@ -32,7 +31,7 @@ def ends(chosen):
     return {request: reason for update in entries(chosen, Delivered) for request, reason in update.ended}
 
 
-# -- the hand-written scenarios are what their names say ----------------------------------------------------------------
+# -- the hand-written scenarios are what their names say ---------------------------------------
 
 SHOWS = {
     "plain": lambda s: ends(s) == {"r0": "length", "r1": "length"},
@@ -60,8 +59,12 @@ SHOWS = {
     "mm": lambda s: [row.encoder_inputs for row in rows(s) if row.encoder_inputs] == [(0, 1)],
     "mm_unchunked": lambda s: [row.encoder_inputs for row in rows(s) if row.encoder_inputs] == [(0,), (1,)],
     "mm_async": lambda s: any(row.encoder_inputs for row in rows(s)),
-    "mm_spec_async": lambda s: any(row.drafts for row in rows(s)) and any(row.encoder_inputs for row in rows(s)),
-    "free": lambda s: len(steps(s)) > len(steps(replace(s, engine=replace(s.engine, async_scheduling=False)))),
+    "mm_spec_async": lambda s: (
+        any(row.drafts for row in rows(s)) and any(row.encoder_inputs for row in rows(s))
+    ),
+    "free": lambda s: (
+        len(steps(s)) > len(steps(replace(s, engine=replace(s.engine, async_scheduling=False))))
+    ),
 }
 
 
@@ -86,7 +89,7 @@ def test_every_request_gets_what_the_model_says(legal):
     assert got == {f"r{i}": Reference(chosen, i).expected_output()[0] for i in range(2)}
 
 
-# -- time ---------------------------------------------------------------------------------------------------------------
+# -- time --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("delay", [0, 1, 2, 5])
@@ -106,11 +109,22 @@ def test_time_in_which_nothing_can_happen_is_jumped_over(vllm):
     assert max(entry.iteration for entry in result.trace.entries) >= 64
 
 
-@pytest.mark.parametrize(("delays", "dispatched"), [((0,), [0, 1, 2, 3]), ((3,), [0, 1, 3, 4])])
-def test_the_scheduler_runs_ahead_of_slow_steps_by_one(vllm, delays, dispatched):
-    """Two batches may be in flight; the loop waits for the older one, however long its script says."""
-    chosen = scenario(replace(SMALL, async_scheduling=True), text(40, 3), delays=delays)
-    assert [step.iteration for step in steps(chosen)][:4] == dispatched
+@pytest.mark.parametrize(
+    ("interleaving", "delays", "took"),
+    [
+        ("engine", (0,), [1, 1, 1]),
+        ("engine", (3,), [1, 1, 1]),
+        ("free", (0,), [0, 0, 0]),
+        ("free", (3,), [1, 1, 1]),
+        ("free", (0, 3), [0, 1, 1]),
+    ],
+)
+def test_a_step_is_in_flight_until_its_result_is_taken(vllm, interleaving, delays, took):
+    """Two batches may be in flight, and the loop waits for the older of them; a free one takes a result at once."""
+    engine = replace(SMALL, async_scheduling=True, interleaving=interleaving)
+    chosen = scenario(engine, text(40, 3), delays=delays)
+    left = {step.step: step.iteration for step in steps(chosen)}
+    assert [update.iteration - left[update.step] for update in entries(chosen, Delivered)][:3] == took
 
 
 def test_removing_an_event_hands_its_delay_to_the_next(vllm):
@@ -120,13 +134,13 @@ def test_removing_an_event_hands_its_delay_to_the_next(vllm):
     assert entries(without, Occurred)[-1] == entries(chosen, Occurred)[-1]
 
 
-# -- aborts -------------------------------------------------------------------------------------------------------------
+# -- aborts ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("in_step", "computed"), [(False, 1), (True, 2)])
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_an_abort_between_steps_or_inside_one(vllm, asynchronous, in_step, computed):
-    """Between: the step that follows does not know the request. In a step: it is scheduled, executed and not updated."""
+    """Between: the step that follows does not know the request. Inside: it runs and is not updated."""
     engine = replace(SMALL, async_scheduling=asynchronous)
     chosen = scenario(engine, text(5, 9), events=(Arrive(0), Abort(0, 1, in_step=in_step)))
     assert len(rows(chosen)) == computed
@@ -145,7 +159,7 @@ def test_the_worker_is_told_of_every_end(vllm):
     assert sorted(told) == ["r0", "r1"]
 
 
-# -- faults of ours -----------------------------------------------------------------------------------------------------
+# -- faults of ours ----------------------------------------------------------------------------
 
 
 def test_an_execution_without_end_is_a_fault_of_ours(vllm, monkeypatch):
@@ -166,7 +180,7 @@ def test_a_runner_s_failure_that_no_oracle_hears_is_a_fault_of_ours(vllm, monkey
         execute(LEGAL["plain"])
 
 
-# -- determinism --------------------------------------------------------------------------------------------------------
+# -- determinism -------------------------------------------------------------------------------
 
 
 def test_the_same_in_any_process(newest):

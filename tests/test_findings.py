@@ -16,6 +16,11 @@ EXPECTED = {
         "0.33.0": "O4-target-read-miss-bc115a09",
     },
     "padded-decode-cut-by-prefill-threshold": {"0.20.2": None, "0.33.0": "O1-exception-bac762cf"},
+    "hash-of-a-block-that-the-victim-never-wrote": {"0.33.0": "O2-kv-read-mismatch-358f2615"},
+    "adjacent-items-in-a-small-encoder-cache": {
+        "0.20.2": "O7-no-progress-7c2685fd",
+        "0.33.0": None,
+    },
     "item-longer-than-prefill-threshold": {"0.20.2": None, "0.33.0": "O7-no-progress-8249e9b1"},
     "item-as-long-as-budget-with-look-ahead": {
         "0.20.2": "O7-no-progress-5362a372",
@@ -48,7 +53,9 @@ def replay(version: str) -> dict[str, set[str]]:
     assert done.returncode in (0, 1), done.stderr
     found = {}
     for row in json.loads(done.stdout):
-        shown = {violation["fingerprint"] for violation in row["violations"] if violation["level"] == "violation"}
+        shown = {
+            violation["fingerprint"] for violation in row["violations"] if violation["level"] == "violation"
+        }
         found[Path(row["file"]).stem] = shown
     return found
 

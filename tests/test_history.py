@@ -37,7 +37,8 @@ def test_encoder_freed_on_scheduled_tokens(version, name, said):
 
 
 @pytest.mark.parametrize(
-    ("version", "said"), [("0.19.0", [DRAFTER_MISS]), ("0.23.0", [DRAFTER_MISS]), ("0.24.0", []), ("0.33.0", [])]
+    ("version", "said"),
+    [("0.19.0", [DRAFTER_MISS]), ("0.23.0", [DRAFTER_MISS]), ("0.24.0", []), ("0.33.0", [])],
 )
 def test_drafter_reads_an_image_at_the_chunk_s_end(version, said):
     """Finding (ii): the runner asserts up to 0.23 and falls back from 0.24."""
@@ -51,7 +52,7 @@ def test_the_two_are_two():
 
 
 def test_a_hazard_is_no_violation():
-    """Up to 0.33 an entry is evictable while a later step, in flight, reads it; the worker's order makes it harmless."""
+    """To 0.33 an entry is evictable while a later step, in flight, reads it: harmless with a worker in order."""
     one, said = shown("0.33.0", "in flight")
     assert (one.verdict, said) == ("hazard", [IN_FLIGHT])
 

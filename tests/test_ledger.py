@@ -27,7 +27,13 @@ def ids(oracle: str, kind: str, anchor: str, version: str) -> tuple[str, ...]:
         ("O4", "drafter-read-miss", "evicted", "0.24.0", ()),
         ("O4", "target-read-miss", "evicted", "0.19.0", ("38907", "45347", "54284")),
         ("O4", "target-read-miss", "evicted", "0.33.0", ()),
-        ("O7", "no-progress", "an encoder input that fits a step only without the drafter's look-ahead", "0.33.0", ("derived-34220",)),
+        (
+            "O7",
+            "no-progress",
+            "an encoder input that fits a step only without the drafter's look-ahead",
+            "0.33.0",
+            ("derived-34220",),
+        ),
         ("O7", "no-progress", "RUNNING", "0.33.0", ()),
         (
             "O1",

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fuzz.edits import select_requests, without_events, without_requests
 from fuzz.generate import FEATURES, generate, restrict
-from fuzz.mutate import MUTATORS, mutate, select_requests, without_events, without_requests
+from fuzz.mutate import MUTATORS, mutate
 from harness.scenario import Abort, Arrive, Request, Scenario, decode, encode, repair, validate
 
 ALL = frozenset(FEATURES)

@@ -295,3 +295,10 @@ def test_repair_raises_encoder_limits_to_the_longest_item() -> None:
     repaired = repair(scenario)
     assert repaired.engine.encoder == Encoder(max_num_encoder_input_tokens=9, encoder_cache_size=9)
     assert repaired.requests[0].prompt == (Image(0), Image(1))
+
+
+def test_the_canonical_form_is_for_readers():
+    scenario = generate(Random(3), frozenset(FEATURES))
+    lines = encode(scenario).decode().splitlines()
+    assert all(len(line) <= 110 for line in lines)
+    assert len(lines) <= 5 + len(scenario.requests) * 8 + len(scenario.timeline) + 8

@@ -19,6 +19,7 @@ from harness.scenario import (
     Scenario,
     Speculative,
     Text,
+    blocks_needed,
     content_hash,
     decode,
     encode,
@@ -167,6 +168,18 @@ def test_every_step_is_legal_smaller_and_reproduces(seed: int, predicate: Predic
     assert result.scenario == accepted[-1]
     assert result.tries == len(tried) == len(set(tried))
     assert shrink(scenario, predicate) == result
+
+
+@pytest.mark.parametrize("spare", [0, 1])
+def test_a_window_goes_together_with_the_blocks_that_it_needs(spare: int) -> None:
+    """The pool has so many blocks to spare, with the window and without; neither can go alone."""
+
+    def tight(scenario: Scenario) -> bool:
+        return scenario.engine.num_gpu_blocks == blocks_needed(scenario.engine) + spare
+
+    windowed = repair(Scenario(1, Engine(num_gpu_blocks=17 + spare, sliding_window=4)))
+    assert tight(windowed)
+    assert shrink(windowed, tight).scenario.engine == Engine(num_gpu_blocks=9 + spare)
 
 
 def test_a_ragged_predicate_is_never_lost() -> None:

@@ -37,7 +37,7 @@ class Contract(Oracle):
                 self._breach(
                     "no-tokens", f"step {step.index} schedules {count} tokens for {request}", request
                 )
-            if len(step.drafts.get(request, ())) >= count:
+            elif len(step.drafts.get(request, ())) >= count:
                 self._breach(
                     "drafts-fill-step", f"step {step.index}: {request} computes drafts only", request
                 )

@@ -11,7 +11,8 @@ class Counters(Oracle):
 
     Promised by Request's field comments: `num_output_placeholders` counts outputs that are scheduled and not back;
     `num_in_flight_tokens` (from 0.24) tokens of steps whose result is not processed; with nothing in flight a running
-    request has computed all its tokens but the last one at most. `output_token_ids` holds what the client received.
+    request has computed all its tokens but the last one at most, and exactly those once it decodes.
+    `output_token_ids` holds what the client received.
 
     Ledger: 48245, 49860, 57562, 36752, 42492.
     """
@@ -29,6 +30,8 @@ class Counters(Oracle):
             state = self.world.scheduler.requests.get(life.request)
             if state is not None:
                 self._in_flight(state)
+                if life.outputs and state.status.name == "RUNNING" and not state.num_preemptions:
+                    self._decoding(state)
                 if list(state.output_token_ids) != life.outputs:
                     self._wrong(
                         "output_token_ids",
@@ -56,6 +59,28 @@ class Counters(Oracle):
                 f"is {state.num_computed_tokens} of {state.num_tokens} tokens with nothing in flight",
                 request,
             )
+
+    def _decoding(self, state: Any) -> None:
+        """A request that has output and was never preempted: both counters follow from what is in flight."""
+        request = state.request_id
+        flights = [flight for flight in self.world.flights if request in flight.step.scheduled]
+        computed = state.num_tokens - 1 + sum(flight.step.scheduled[request] for flight in flights)
+        if state.num_computed_tokens != computed:
+            self._wrong(
+                "num_computed_tokens", f"is {state.num_computed_tokens}, should be {computed}", request
+            )
+        if self.world.engine.async_scheduling:
+            placeholders = sum(
+                1 + len(flight.step.drafts.get(request, ()))
+                for flight in flights
+                if flight.sampled.get(request)
+            )
+            if state.num_output_placeholders != placeholders:
+                self._wrong(
+                    "num_output_placeholders",
+                    f"is {state.num_output_placeholders}, but {placeholders} outputs are in flight",
+                    request,
+                )
 
     def _wrong(self, counter: str, what: str, request: str) -> None:
         self.report("counter-drift", f"Request.{counter}", f"{counter} of {request} {what}", request)

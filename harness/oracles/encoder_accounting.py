@@ -11,7 +11,7 @@ class EncoderAccounting(Oracle):
 
     Promised by EncoderCacheManager's class docstring: `num_free_slots` is the capacity not taken by entries,
     `num_freeable_slots` adds the entries without reference, both between 0 and `cache_size`; references belong to
-    requests that live; with no request there is no reference. A step encodes at most the compute budget.
+    requests that live. A step encodes at most the compute budget.
 
     Ledger: 12545, 23544, 51228, 25890.
     """
@@ -40,17 +40,6 @@ class EncoderAccounting(Oracle):
     def delivered(self, step: Step, outputs: object) -> None:
         if self.world.engine.encoder is not None:
             self._counters()
-
-    def drained(self) -> None:
-        if self.world.engine.encoder is None:
-            return
-        held = sorted(
-            image for image, users in self.world.scheduler.encoder_cache_manager.cached.items() if users
-        )
-        if held:
-            self.report(
-                "leaked-reference", "EncoderCacheManager.cached", f"no request lives, but {held} are held"
-            )
 
     def _counters(self) -> None:
         manager = self.world.scheduler.encoder_cache_manager

@@ -29,6 +29,7 @@ class Fences(Oracle):
         if self.world.engine.encoder is not None:
             self._encoder_reads(step)
         self._block_writes(step)
+        self._block_reads(step)
 
     def delivered(self, step: Step, outputs: object) -> None:
         if self.world.engine.encoder is None:
@@ -70,6 +71,23 @@ class Fences(Oracle):
                     request,
                     fatal=False,
                 )
+
+    def _block_reads(self, step: Step) -> None:
+        """Context blocks: those before the first written one, as far back as the group's window reaches."""
+        managers = self.world.scheduler.kv_cache_manager.coordinator.single_type_managers
+        windows = (0, self.world.engine.sliding_window)
+        for request, start in step.computed.items():
+            for group, manager in enumerate(managers):
+                blocks = manager.req_to_blocks.get(request, ())
+                first = max(0, start - windows[group] + 1) if windows[group] else 0
+                for block in blocks[first // manager.block_size : -(-start // manager.block_size)]:
+                    if block.ref_cnt < 1 and not block.is_null:
+                        self.report(
+                            "free-block-read",
+                            f"group {group}",
+                            f"step {step.index}: {request} reads block {block.block_id}, which has no reference",
+                            request,
+                        )
 
     def _block_writes(self, step: Step) -> None:
         managers = self.world.scheduler.kv_cache_manager.coordinator.single_type_managers

@@ -6,6 +6,7 @@ on which scenario, and what exactly the oracle must say.
 
 import functools
 import importlib
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -74,14 +75,20 @@ def assert_heard(monkeypatch: pytest.MonkeyPatch, oracle: type[Oracle], fault: F
 
 
 def assert_quiet(oracle: type[Oracle], legal: dict[str, tuple[Scenario, Result]]) -> None:
-    """The oracle said nothing at level violation on any legal scenario, beyond what is known to be true."""
+    """The oracle said nothing at level violation on any legal scenario, beyond what is known to be true.
+
+    Of older releases more is true than we list: skipped there.
+    """
+    release = sys.modules["vllm"].__version__
+    if release not in KNOWN_TRUE:
+        pytest.skip(f"no list of what {release} does wrong on legal input")
     false_alarms = {
         name: violation
         for name, (_, result) in legal.items()
         for violation in result.violations
         if violation.oracle == oracle.family
         and violation.level is Level.VIOLATION
-        and (violation.oracle, violation.kind, violation.anchor) not in KNOWN_TRUE
+        and (violation.oracle, violation.kind, violation.anchor) not in KNOWN_TRUE[release]
         and KNOWN_ASSERT not in violation.anchor
     }
     assert false_alarms == {}

@@ -79,5 +79,7 @@ def lose_entry(scheduler, _):
 
 @pytest.mark.parametrize("change", [lose_hash, lose_entry])
 def test_hears_that_hash_map_and_blocks_differ(monkeypatch, change):
-    fault = Fault(SCHEDULE, after(change, call=0), "chunked", (("hash-map", "BlockPool.cached_block_hash_to_block"),))
+    fault = Fault(
+        SCHEDULE, after(change, call=0), "chunked", (("hash-map", "BlockPool.cached_block_hash_to_block"),)
+    )
     assert_heard(monkeypatch, BlockAccounting, fault)

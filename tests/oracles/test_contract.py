@@ -116,10 +116,14 @@ def resume_without_table(_, output):
 FAULTS = {
     "end told twice": Fault(SCHEDULE, remember_and_repeat(), "plain", say("finished-twice")),
     "end not told": Fault(SCHEDULE, after(drop_ends), "plain", say("finish-not-told")),
-    "end of a live request": Fault(SCHEDULE, after(end_living, call=1), "plain", say("live-request-finished")),
+    "end of a live request": Fault(
+        SCHEDULE, after(end_living, call=1), "plain", say("live-request-finished")
+    ),
     "over and scheduled": Fault(SCHEDULE, after(schedule_ended), "plain", say("ended-request-scheduled")),
     "drafts only": Fault(SCHEDULE, after(only_drafts), "spec_eagle", say("drafts-fill-step")),
-    "encoder input of nobody": Fault(SCHEDULE, after(encode_for_another, call=0), SINGLE_PICTURE, say("unscheduled-data")),
+    "encoder input of nobody": Fault(
+        SCHEDULE, after(encode_for_another, call=0), SINGLE_PICTURE, say("unscheduled-data")
+    ),
     "wrong total": Fault(SCHEDULE, after(wrong_total), "plain", say("wrong-total")),
     "scheduled without data": Fault(SCHEDULE, after(lose_new_row, call=0), "plain", say("rows-differ")),
     "new and known": Fault(SCHEDULE, send_as_new_again(), "plain", say("new-request-known", "stale-token")),

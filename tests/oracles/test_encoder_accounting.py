@@ -1,8 +1,7 @@
 """O5 hears when the encoder cache's counters and references leave what its entries say."""
 
-from msgspec.structs import replace
-
 import pytest
+from msgspec.structs import replace
 
 from harness.oracles.encoder_accounting import EncoderAccounting
 from harness.scenario import Abort, Arrive, Encoder
@@ -15,7 +14,10 @@ CACHE = "EncoderCacheManager"
 ABORTED = scenario(VISION, ALBUM, PICTURE, images=(6, 8), events=(Arrive(0), Arrive(1), Abort(0, 1)))
 """An abort between the two chunks that read the second image."""
 FEW = scenario(
-    replace(VISION, encoder=Encoder(max_num_encoder_input_tokens=8, encoder_cache_size=16)), ALBUM, PICTURE, images=(6, 8)
+    replace(VISION, encoder=Encoder(max_num_encoder_input_tokens=8, encoder_cache_size=16)),
+    ALBUM,
+    PICTURE,
+    images=(6, 8),
 )
 """An encoder budget for one image a step."""
 
@@ -43,15 +45,29 @@ def said(kind, what):
 
 
 FAULTS = {
-    "free slots, one more": Fault(SCHEDULE, drift("num_free_slots", 1), "mm", said("counter-drift", f"{CACHE}.num_free_slots")),
-    "free slots, one fewer": Fault(SCHEDULE, drift("num_free_slots", -1), "mm", said("counter-drift", f"{CACHE}.num_free_slots")),
-    "freeable slots": Fault(SCHEDULE, drift("num_freeable_slots", 1), "mm", said("counter-drift", f"{CACHE}.num_freeable_slots")),
-    "freeable list": Fault(
-        f"{CACHE}.free_encoder_input", after(forget_freeable), "mm", said("freeable-differs", f"{CACHE}.freeable")
+    "free slots, one more": Fault(
+        SCHEDULE, drift("num_free_slots", 1), "mm", said("counter-drift", f"{CACHE}.num_free_slots")
     ),
-    "not freed at the end": Fault(f"{CACHE}.free", skipped, ABORTED, said("dead-reference", f"{CACHE}.cached")),
+    "free slots, one fewer": Fault(
+        SCHEDULE, drift("num_free_slots", -1), "mm", said("counter-drift", f"{CACHE}.num_free_slots")
+    ),
+    "freeable slots": Fault(
+        SCHEDULE, drift("num_freeable_slots", 1), "mm", said("counter-drift", f"{CACHE}.num_freeable_slots")
+    ),
+    "freeable list": Fault(
+        f"{CACHE}.free_encoder_input",
+        after(forget_freeable),
+        "mm",
+        said("freeable-differs", f"{CACHE}.freeable"),
+    ),
+    "not freed at the end": Fault(
+        f"{CACHE}.free", skipped, ABORTED, said("dead-reference", f"{CACHE}.cached")
+    ),
     "budget ignored": Fault(
-        f"{CACHE}.can_allocate", without_budget, FEW, said("encoder-budget-exceeded", "scheduled_encoder_inputs")
+        f"{CACHE}.can_allocate",
+        without_budget,
+        FEW,
+        said("encoder-budget-exceeded", "scheduled_encoder_inputs"),
     ),
 }
 

@@ -63,7 +63,10 @@ FAULTS = {
     "tokens": Fault(SCHEDULE, without_token_budget, "chunked", exceeded("max_num_batched_tokens")),
     "seats": Fault(SCHEDULE, before(without_seats), "abort_waiting", exceeded("max_num_seqs")),
     "long prefill": Fault(
-        SCHEDULE, config(long_prefill_token_threshold=0), "long_prefill", exceeded("long_prefill_token_threshold")
+        SCHEDULE,
+        config(long_prefill_token_threshold=0),
+        "long_prefill",
+        exceeded("long_prefill_token_threshold"),
     ),
     "model length": Fault(SCHEDULE, before(longer_model), DRAFTED_TO_THE_END, exceeded("max_model_len")),
     "blocks": Fault(SCHEDULE, before(longer_tables), DRAFTED_TO_THE_END, exceeded("blocks")),

@@ -58,7 +58,9 @@ def lose_end(_, result):
 
 FAULTS = {
     "token twice": Fault(UPDATE, each(twice), ONE, (("wrong-token", TOKENS),)),
-    "last token twice": Fault(UPDATE, on_last(twice), ONE, (("too-many-tokens", TOKENS), ("ended-early", "finish_reason length"))),
+    "last token twice": Fault(
+        UPDATE, on_last(twice), ONE, (("too-many-tokens", TOKENS), ("ended-early", "finish_reason length"))
+    ),
     "wrong token": Fault(UPDATE, each(corrupt), "plain", (("wrong-token", TOKENS),)),
     "token lost": Fault(
         UPDATE,
@@ -68,7 +70,9 @@ FAULTS = {
     ),
     "last token lost": Fault(UPDATE, on_last(lose), ONE, (("ended-early", "finish_reason length"),)),
     "ended early": Fault(UPDATE, each(end_now), ONE, (("ended-early", "finish_reason length"),)),
-    "wrong reason": Fault(UPDATE, on_last(stopped_instead), ONE, (("wrong-finish-reason", "stop for length"),)),
+    "wrong reason": Fault(
+        UPDATE, on_last(stopped_instead), ONE, (("wrong-finish-reason", "stop for length"),)
+    ),
     "ended twice": Fault(UPDATE, after(end_twice), ONE, (("output-after-end", "update_from_output"),)),
     "end lost": Fault(UPDATE, after(lose_end), ONE, (("never-finished", "Scheduler.has_requests"),)),
     "abort ignored": Fault(

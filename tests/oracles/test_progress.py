@@ -1,12 +1,22 @@
 """O7 hears a request that nothing moves any more, and one that moves without getting further."""
 
-from msgspec.structs import replace
-
 import pytest
+from msgspec.structs import replace
 
 from harness.oracles.progress import Progress
 from harness.scenario import Abort, Arrive
-from oracles.faults import SCHEDULE, UPDATE, Fault, after, assert_heard, assert_quiet, before, faults, heard, plant
+from oracles.faults import (
+    SCHEDULE,
+    UPDATE,
+    Fault,
+    after,
+    assert_heard,
+    assert_quiet,
+    before,
+    faults,
+    heard,
+    plant,
+)
 from scenarios import SMALL, scenario, text
 
 pytestmark = pytest.mark.usefixtures("vllm")
@@ -26,7 +36,9 @@ def forbid_tokens(scheduler):
 LONG = scenario(replace(SMALL, enable_prefix_caching=False), text(40))
 FAULTS = {
     "no tokens": Fault(SCHEDULE, before(forbid_tokens), "plain", (("no-progress", "WAITING"),)),
-    "no tokens any more": Fault(SCHEDULE, before(forbid_tokens, call=1), "chunked", (("no-progress", "RUNNING"),)),
+    "no tokens any more": Fault(
+        SCHEDULE, before(forbid_tokens, call=1), "chunked", (("no-progress", "RUNNING"),)
+    ),
     "no tokens before an image": Fault(
         SCHEDULE, before(forbid_tokens), "mm", (("no-progress", "WAITING before an encoder input"),)
     ),

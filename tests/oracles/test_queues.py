@@ -43,8 +43,12 @@ def keep(scheduler, _):
 ONE_SEAT = "abort_waiting"
 FAULTS = {
     "lost": Fault(SCHEDULE, before(lose_waiting, call=0), "plain", (("lost-request", "Scheduler.waiting"),)),
-    "running twice": Fault(UPDATE, after(run_twice, call=0), "plain", (("queued-twice", "Scheduler.running"),)),
-    "waiting twice": Fault(UPDATE, after(wait_twice, call=0), ONE_SEAT, (("queued-twice", "Scheduler.waiting"),)),
+    "running twice": Fault(
+        UPDATE, after(run_twice, call=0), "plain", (("queued-twice", "Scheduler.running"),)
+    ),
+    "waiting twice": Fault(
+        UPDATE, after(wait_twice, call=0), ONE_SEAT, (("queued-twice", "Scheduler.waiting"),)
+    ),
     "running and waiting": Fault(
         UPDATE, after(run_and_wait, call=0), "plain", (("wrong-queue", "Scheduler.waiting: RUNNING"),)
     ),
@@ -52,7 +56,9 @@ FAULTS = {
         UPDATE, after(run_while_waiting, call=0), ONE_SEAT, (("wrong-queue", "Scheduler.running: WAITING"),)
     ),
     "unknown": Fault(UPDATE, after(forget, call=0), "plain", (("requests-differ", "Scheduler.requests"),)),
-    "known for ever": Fault(UPDATE, after(keep, call=0), "plain", (("requests-differ", "Scheduler.requests"),)),
+    "known for ever": Fault(
+        UPDATE, after(keep, call=0), "plain", (("requests-differ", "Scheduler.requests"),)
+    ),
 }
 
 

@@ -40,7 +40,9 @@ def cached(
     tokens: list[int] | None = None,
 ) -> CachedRow:
     """A row for a request that it knows; `blocks` are the new ones, one tuple a group."""
-    return CachedRow(request, resumed, blocks or None, computed, outputs, None if tokens is None else tuple(tokens))
+    return CachedRow(
+        request, resumed, blocks or None, computed, outputs, None if tokens is None else tuple(tokens)
+    )
 
 
 def step(

@@ -28,7 +28,7 @@ def kinds(made):
     return [(seen.kind, seen.fails) for seen in made.observations]
 
 
-# -- who is there -----------------------------------------------------------------------------------------------------
+# -- who is there ------------------------------------------------------------------------------
 
 
 def test_a_new_request_that_is_known_is_a_breach():
@@ -83,7 +83,7 @@ def test_a_step_without_tokens_applies_its_state_part():
     assert (made.requests, made.rows) == ({}, {})
 
 
-# -- blocks -----------------------------------------------------------------------------------------------------------
+# -- blocks ------------------------------------------------------------------------------------
 
 
 def test_blocks_are_appended_also_to_who_did_not_run_last_step():
@@ -116,7 +116,7 @@ def test_no_blocks_are_none():
     assert made.requests["r0"].tables == [[1, 2]]
 
 
-# -- tokens -----------------------------------------------------------------------------------------------------------
+# -- tokens ------------------------------------------------------------------------------------
 
 
 def test_outputs_are_trimmed_to_what_the_scheduler_counts():
@@ -139,7 +139,7 @@ def test_sync_drafts_come_from_the_scheduler():
     assert made.inputs(drafted, "r0") == [R0.token(6), 70, 71]
 
 
-# -- asynchronous: what the device knows --------------------------------------------------------------------------------
+# -- asynchronous: what the device knows -------------------------------------------------------
 
 
 def test_async_the_last_token_is_on_the_device_for_the_very_next_step():

@@ -27,7 +27,7 @@ def true(reference, start, stop):
     return [reference.token(position) for position in range(start, stop)]
 
 
-# -- target ------------------------------------------------------------------------------------------------------------
+# -- target ------------------------------------------------------------------------------------
 
 
 def test_a_prompt_and_a_decode():
@@ -127,7 +127,7 @@ def test_a_sample_past_the_model_length_fails():
     assert [seen.kind for seen in worker.observations] == ["sampled-past-model-length"]
 
 
-# -- encoder ------------------------------------------------------------------------------------------------------------
+# -- encoder -----------------------------------------------------------------------------------
 
 
 def whole(**rest):
@@ -191,7 +191,7 @@ def test_ngram_does_not_look_ahead():
     assert stub(SEEN, NGRAM, falls_back=False).execute(step(new(PICTURE, TABLE), tokens=4)).observations == ()
 
 
-# -- drafts -------------------------------------------------------------------------------------------------------------
+# -- drafts ------------------------------------------------------------------------------------
 
 
 def drafting(*acceptance, engine=EAGLE, length=6):
@@ -203,7 +203,9 @@ def drafting(*acceptance, engine=EAGLE, length=6):
 
 
 @pytest.mark.parametrize(
-    ("acceptance", "right"), [((0,), 0), ((1,), 1), ((2,), 2), ((), 2)], ids=["none", "one", "all", "no script"]
+    ("acceptance", "right"),
+    [((0,), 0), ((1,), 1), ((2,), 2), ((), 2)],
+    ids=["none", "one", "all", "no script"],
 )
 def test_as_many_drafts_are_right_as_the_script_says(acceptance, right):
     worker, reference = drafting(*acceptance)

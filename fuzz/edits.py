@@ -1,0 +1,135 @@
+"""Edits of a scenario that mutation and shrinking are made of.
+
+An edit returns a scenario whose references still hold; numbers may have become illegal together, so callers repair.
+Edits that draw take the random source first; nothing depends on set order, hashing or time.
+"""
+
+from collections.abc import Callable, Container, Sequence
+from random import Random
+from typing import Any
+
+from msgspec.structs import replace
+
+from harness.scenario import (
+    MAX_EVENTS,
+    Event,
+    Image,
+    Part,
+    Request,
+    Scenario,
+    part_length,
+)
+
+Path = tuple[str | int, ...]
+"""Where a value is within a scenario: field names and indices."""
+
+MAX_PARTS = 16
+MAX_DELAY = 64
+
+
+def without_events(scenario: Scenario, doomed: Container[int]) -> Scenario:
+    """Drops the events at these places of the timeline; each delay goes to the next event that stays.
+
+    What exceeds an event's longest delay goes on to the one after it, so that later events keep their times.
+    """
+    kept: list[Event] = []
+    carried = 0
+    for at, event in enumerate(scenario.timeline):
+        carried += event.delay
+        if at not in doomed:
+            kept.append(replace(event, delay=min(MAX_DELAY, carried)))
+            carried -= kept[-1].delay
+    return replace(scenario, timeline=tuple(kept))
+
+
+def without_requests(scenario: Scenario, doomed: Container[int]) -> Scenario:
+    """Drops these requests with their events; the others are renumbered, and delays go to the next event that stays."""
+    gone = [at for at, event in enumerate(scenario.timeline) if event.request in doomed]
+    stay = [i for i in range(len(scenario.requests)) if i not in doomed]
+    return select_requests(without_events(scenario, gone), stay)
+
+
+def select_requests(scenario: Scenario, order: Sequence[int]) -> Scenario:
+    """The requests in this order, the timeline renumbered to it; no event may name a request that is not in it."""
+    number = {old: new for new, old in enumerate(order)}
+    return replace(
+        scenario,
+        requests=tuple(scenario.requests[old] for old in order),
+        timeline=tuple(replace(event, request=number[event.request]) for event in scenario.timeline),
+    )
+
+
+def with_identities(scenario: Scenario, number: dict[int, int]) -> Scenario:
+    """Images take these numbers instead of theirs; then those in use are numbered by first use, and the rest goes."""
+    shown = [part.identity for r in scenario.requests for part in r.prompt if isinstance(part, Image)]
+    order = list(dict.fromkeys(number.get(identity, identity) for identity in shown))
+
+    def part(old: Part) -> Part:
+        return Image(order.index(number.get(old.identity, old.identity))) if isinstance(old, Image) else old
+
+    requests = tuple(replace(r, prompt=tuple(map(part, r.prompt))) for r in scenario.requests)
+    return replace(scenario, requests=requests, images=tuple(scenario.images[old] for old in order))
+
+
+def get(node: Any, path: Path) -> Any:
+    """The value at a path; None where an accepted candidate has done away with the place."""
+    for step in path:
+        if isinstance(step, str):
+            node = getattr(node, step, None)
+        else:
+            node = node[step] if isinstance(node, tuple) and step < len(node) else None
+    return node
+
+
+def put(node: Any, path: Path, value: Any) -> Any:
+    """The node with this value at the path, which it must have."""
+    if not path:
+        return value
+    step, rest = path[0], path[1:]
+    if isinstance(step, str):
+        return replace(node, **{step: put(getattr(node, step), rest, value)})
+    return (*node[:step], put(node[step], rest, value), *node[step + 1 :])
+
+
+def any_request(rng: Random, scenario: Scenario, edit: Callable[[Request], Request]) -> Scenario:
+    """One request edited, drawn at random."""
+    if not scenario.requests:
+        return scenario
+    i = rng.randrange(len(scenario.requests))
+    requests = (*scenario.requests[:i], edit(scenario.requests[i]), *scenario.requests[i + 1 :])
+    return replace(scenario, requests=requests)
+
+
+def any_event(rng: Random, scenario: Scenario, edit: Callable[[Event], Event]) -> Scenario:
+    """One event edited, drawn at random."""
+    if not scenario.timeline:
+        return scenario
+    i = rng.randrange(len(scenario.timeline))
+    timeline = (*scenario.timeline[:i], edit(scenario.timeline[i]), *scenario.timeline[i + 1 :])
+    return replace(scenario, timeline=timeline)
+
+
+def any_part(
+    rng: Random, scenario: Scenario, kind: type[Part], edit: Callable[[Any, int], Sequence[Part]]
+) -> Scenario:
+    """Replaces one part of this kind by what `edit` makes of it and of the position that it begins at."""
+
+    def change(request: Request) -> Request:
+        places = [j for j, part in enumerate(request.prompt) if isinstance(part, kind)]
+        if not places:
+            return request
+        j = rng.choice(places)
+        at = sum(part_length(part, scenario.images) for part in request.prompt[:j])
+        prompt = (*request.prompt[:j], *edit(request.prompt[j], at), *request.prompt[j + 1 :])
+        return replace(request, prompt=prompt[:MAX_PARTS] or request.prompt)
+
+    return any_request(rng, scenario, change)
+
+
+def insert_event(rng: Random, scenario: Scenario, event: Event) -> Scenario:
+    """The event at a random place after its request's arrival; nothing changes in a full timeline."""
+    if len(scenario.timeline) >= MAX_EVENTS:
+        return scenario
+    arrived = [at for at, other in enumerate(scenario.timeline) if other.request == event.request]
+    at = rng.randint(arrived[0] + 1 if arrived else 0, len(scenario.timeline))
+    return replace(scenario, timeline=(*scenario.timeline[:at], event, *scenario.timeline[at:]))
