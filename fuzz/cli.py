@@ -197,7 +197,7 @@ def shrink(
     console = Console()
     from fuzz.corpus import write
     from fuzz.finding import minimise
-    from harness.scenario import encode
+    from harness.codec import encode
 
     scenario, target = _ready(file, vllm, output)
     fingerprint = _violation(file, scenario, target).fingerprint

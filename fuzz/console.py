@@ -18,8 +18,8 @@ import msgspec
 import typer
 
 from fuzz.corpus import shown
+from harness.codec import ScenarioError
 from harness.releases import TargetError
-from harness.scenario import ScenarioError
 from harness.target import hash_seed_is_fixed
 from harness.verdict import HarnessError
 

@@ -10,7 +10,8 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from harness.scenario import MAX_BYTES, Scenario, ScenarioError, content_hash, decode, encode
+from harness.codec import MAX_BYTES, ScenarioError, decode, encode
+from harness.scenario import Scenario, content_hash
 
 
 def shown(path: Path | str) -> str:

@@ -10,6 +10,7 @@ from random import Random
 from msgspec.structs import replace
 
 from fuzz.edits import select_requests
+from harness.repair import repair
 from harness.scenario import (
     MAX_EVENTS,
     MAX_REQUESTS,
@@ -21,7 +22,6 @@ from harness.scenario import (
     Part,
     Request,
     Scenario,
-    repair,
 )
 
 _MERGE = 0.3

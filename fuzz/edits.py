@@ -10,15 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from harness.scenario import (
-    MAX_EVENTS,
-    Event,
-    Image,
-    Part,
-    Request,
-    Scenario,
-    part_length,
-)
+from harness.scenario import MAX_EVENTS, Event, Image, Part, Request, Scenario, part_length
 
 Path = tuple[str | int, ...]
 """Where a value is within a scenario: field names and indices."""

@@ -11,7 +11,8 @@ import textwrap
 from typing import Any
 
 from fuzz.explain import promise
-from harness.scenario import Scenario, decode, encode
+from harness.codec import decode, encode
+from harness.scenario import Scenario
 from harness.verdict import HarnessError, Violation
 
 MAX_NAME = 80

@@ -19,8 +19,9 @@ from fuzz.explain import explain
 from fuzz.ledger import ids_for
 from fuzz.session import Found
 from fuzz.shrink import MAX_TRIES, shrink
+from harness.codec import encode
 from harness.execute import execute
-from harness.scenario import Scenario, encode
+from harness.scenario import Scenario
 from harness.target import Target
 from harness.verdict import HarnessError, Level, Violation
 

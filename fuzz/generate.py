@@ -14,6 +14,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
+from harness.repair import blocks_needed, repair
 from harness.scenario import (
     MAX_MODEL_LEN,
     Abort,
@@ -27,10 +28,8 @@ from harness.scenario import (
     Scenario,
     Speculative,
     Text,
-    blocks_needed,
     part_length,
     prompt_length,
-    repair,
 )
 
 Weights = Mapping[str, float]

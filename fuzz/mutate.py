@@ -29,6 +29,7 @@ from fuzz.generate import (
     new_request,
     restrict,
 )
+from harness.repair import repair
 from harness.scenario import (
     MAX_MODEL_LEN,
     MAX_REQUESTS,
@@ -44,7 +45,6 @@ from harness.scenario import (
     Scenario,
     Speculative,
     Text,
-    repair,
 )
 
 Mutator = Callable[[Random, Scenario], Scenario]

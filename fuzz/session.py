@@ -19,8 +19,9 @@ from fuzz.board import Board
 from fuzz.corpus import Corpus, write
 from fuzz.engines.base import Engine
 from fuzz.sampler import Sampler
+from harness.codec import ScenarioError
 from harness.execute import Result, execute
-from harness.scenario import Scenario, ScenarioError, content_hash
+from harness.scenario import Scenario, content_hash
 from harness.verdict import Level, Verdict, Violation
 
 EXCHANGE_SECONDS = 5.0

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from fuzz.shrink_passes import PASSES, Pass
+from harness.repair import repair
 from harness.scenario import (
     Abort,
     Arrive,
@@ -26,7 +27,6 @@ from harness.scenario import (
     Text,
     content_hash,
     prompt_length,
-    repair,
 )
 
 MAX_TRIES = 2000

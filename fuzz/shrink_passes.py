@@ -20,6 +20,7 @@ from fuzz.edits import (
     without_requests,
 )
 from fuzz.generate import chunk_length
+from harness.repair import blocks_needed, repair
 from harness.scenario import (
     Abort,
     Arrive,
@@ -30,9 +31,7 @@ from harness.scenario import (
     Scenario,
     Speculative,
     Text,
-    blocks_needed,
     part_length,
-    repair,
 )
 
 Pass = Callable[[Scenario], Generator[Scenario, Scenario, None]]

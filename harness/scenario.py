@@ -4,25 +4,14 @@ A scenario is data: frozen structs, strict JSON, one spelling for one meaning (d
 declaration order), with vLLM's own names for what vLLM names. Lengths are in tokens, sizes of encoder outputs in
 embeddings, times in engine iterations. Pure: imports no vLLM, does no I/O, knows no time.
 
-`decode` is strict and says where the fault is; `repair` turns any decodable value into the nearest legal scenario,
-where legal means that vLLM's own configuration checks and its front end would let it through.
+`codec` reads and writes it; `repair` says what is legal beyond types.
 """
 
 import hashlib
-import json
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
-
-FORMAT = 1
-MAX_BYTES = 1 << 20
-"""Larger files are refused unread: the largest scenario that the limits below admit has about 100 kB."""
-MAX_DEPTH = 16
-"""The language nests to depth 6; msgspec's own decoder recurses, so deep files are refused before it sees them."""
-
-LINE_WIDTH = 100
-"""Of the canonical layout, in characters."""
 
 MAX_REQUESTS = 24
 MAX_EVENTS = 64
@@ -37,10 +26,6 @@ Index = Annotated[int, Meta(ge=0, lt=MAX_REQUESTS)]
 Delay = Annotated[int, Meta(ge=0, le=64)]
 Draft = Annotated[int, Meta(ge=0, le=8)]
 Script: TypeAlias = Annotated[tuple[Draft, ...], Meta(max_length=MAX_SCRIPT)]
-
-
-class ScenarioError(ValueError):
-    """A file or value that is not a scenario; the message names the place (a JSON path) and the remedy."""
 
 
 class _Base(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -154,9 +139,6 @@ class Scenario(_Base, frozen=True):
     step_delays: Script = ()
 
 
-_DECODER = msgspec.json.Decoder(Scenario, strict=True)
-
-
 def part_length(part: Part, images: tuple[int, ...]) -> int:
     """Length of a prompt part in tokens. IndexError if it names an image that the scenario lacks."""
     return part.length if isinstance(part, Text) else images[part.identity]
@@ -167,221 +149,6 @@ def prompt_length(request: Request, images: tuple[int, ...]) -> int:
     return sum(part_length(part, images) for part in request.prompt)
 
 
-def encode(scenario: Scenario) -> bytes:
-    """Canonical JSON, laid out for people (what fits in a line stays in one), ending in a newline."""
-    return (_layout(msgspec.to_builtins(scenario), 0) + "\n").encode()
-
-
-def _layout(value: object, depth: int) -> str:
-    flat = json.dumps(value)
-    if not isinstance(value, dict | list | tuple) or (depth and len(flat) + depth < LINE_WIDTH):
-        return flat
-    if isinstance(value, dict):
-        opening, closing = "{", "}"
-        parts = [f"{json.dumps(key)}: {_layout(item, depth + 1)}" for key, item in value.items()]
-    else:
-        opening, closing = "[", "]"
-        parts = [_layout(item, depth + 1) for item in value]
-    indent = " " * depth
-    return opening + "\n" + ",\n".join(f"{indent} {part}" for part in parts) + f"\n{indent}{closing}"
-
-
 def content_hash(scenario: Scenario) -> str:
     """Sixteen hex digits that name the scenario (SHA-256 of its compact canonical form)."""
     return hashlib.sha256(msgspec.json.encode(scenario)).hexdigest()[:16]
-
-
-def decode(data: bytes) -> Scenario:
-    """Strict decoding and validation. ScenarioError names the JSON path and what is expected there."""
-    if len(data) > MAX_BYTES:
-        raise ScenarioError(f"$: {len(data)} bytes; a scenario has at most {MAX_BYTES}")
-    if _depth(data) > MAX_DEPTH:
-        raise ScenarioError(f"$: nested deeper than {MAX_DEPTH}")
-    try:
-        scenario = _DECODER.decode(data)
-    except msgspec.ValidationError as error:
-        before, found, after = str(error).rpartition(" - at `")
-        message, path = (before, after) if found else (after, "$")
-        raise ScenarioError(f"{path.strip('`') or '$'}: {message}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ScenarioError(f"$: not JSON: {error}") from None
-    validate(scenario)
-    return scenario
-
-
-def _depth(data: bytes) -> int:
-    deepest = depth = 0
-    in_string = escaped = False
-    for byte in data:
-        if in_string:
-            in_string = escaped or byte != 0x22
-            escaped = byte == 0x5C and not escaped
-        elif byte == 0x22:
-            in_string = True
-        elif byte in b"[{":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif byte in b"]}":
-            depth -= 1
-    return deepest
-
-
-def validate(scenario: Scenario) -> None:
-    """Checks what types cannot say. ScenarioError names the first place where `repair` would change something."""
-    for i, request in enumerate(scenario.requests):
-        for j, part in enumerate(request.prompt):
-            if isinstance(part, Image) and part.identity >= len(scenario.images):
-                raise ScenarioError(
-                    f"$.requests[{i}].prompt[{j}]: image {part.identity} is not in $.images, "
-                    f"which has {len(scenario.images)}"
-                )
-    for i, event in enumerate(scenario.timeline):
-        if event.request >= len(scenario.requests):
-            raise ScenarioError(
-                f"$.timeline[{i}].request: {event.request}, but there are {len(scenario.requests)} requests"
-            )
-    repaired = repair(scenario)
-    if repaired != scenario:
-        path, found, legal = _first_difference(
-            msgspec.to_builtins(scenario), msgspec.to_builtins(repaired), "$"
-        )
-        raise ScenarioError(f"{path}: {found} is not legal with the rest of the scenario; {legal} would be")
-
-
-def _first_difference(found: object, legal: object, path: str) -> tuple[str, object, object]:
-    if isinstance(found, dict) and isinstance(legal, dict):
-        for key in [*found, *legal]:
-            if found.get(key) != legal.get(key):
-                return _first_difference(found.get(key), legal.get(key), f"{path}.{key}")
-    if isinstance(found, list | tuple) and isinstance(legal, list | tuple) and len(found) == len(legal):
-        for i, (one, other) in enumerate(zip(found, legal, strict=True)):
-            if one != other:
-                return _first_difference(one, other, f"{path}[{i}]")
-    return path, _short(found), _short(legal)
-
-
-def _short(value: object) -> str:
-    text = "its default" if value is None else msgspec.json.encode(value).decode()
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def repair(scenario: Scenario) -> Scenario:
-    """The nearest legal scenario. Idempotent; the identity on legal ones."""
-    images = _repair_images(scenario)
-    engine = _repair_engine(scenario.engine, images if _shows_images(scenario) else ())
-    requests = tuple(_repair_request(request, engine, images) for request in scenario.requests)
-    if not any(isinstance(part, Image) for request in requests for part in request.prompt):
-        images = ()
-    return msgspec.structs.replace(
-        scenario,
-        engine=engine,
-        images=images,
-        requests=requests,
-        timeline=_repair_timeline(scenario.timeline, len(requests)),
-        step_delays=scenario.step_delays if engine.async_scheduling else (),
-    )
-
-
-def _shows_images(scenario: Scenario) -> bool:
-    return any(isinstance(part, Image) for request in scenario.requests for part in request.prompt)
-
-
-def _repair_images(scenario: Scenario) -> tuple[int, ...]:
-    # An item must leave room for one text token before or after it and for one output token.
-    longest = max(1, scenario.engine.max_model_len - 2)
-    return tuple(min(length, longest) for length in scenario.images)
-
-
-def blocks_needed(engine: Engine) -> int:
-    """Blocks that one request of `max_model_len` tokens can hold, over all groups, plus vLLM's null block.
-
-    vLLM refuses to start with a pool that cannot hold one full request (`check_enough_kv_cache_memory`).
-    """
-    groups = 2 if engine.sliding_window else 1
-    return 1 + groups * -(-engine.max_model_len // engine.block_size)
-
-
-def _repair_engine(engine: Engine, images: tuple[int, ...]) -> Engine:
-    speculative, encoder = engine.speculative, engine.encoder
-    asynchronous = engine.async_scheduling and not (speculative and speculative.method == "ngram")
-    longest = max(images, default=0)
-    # SchedulerConfig: max_num_batched_tokens >= max_num_seqs; without chunking also >= max_model_len.
-    budget = max(engine.max_num_batched_tokens, engine.max_num_seqs)
-    if not engine.enable_chunked_prefill:
-        budget = max(budget, engine.max_model_len)
-    if speculative is not None:
-        # VllmConfig: more slots than draft tokens, or nothing can be scheduled.
-        budget = max(budget, speculative.num_speculative_tokens + 1)
-    if encoder is not None:
-        if encoder.disable_chunked_mm_input:
-            # MultiModalBudget refuses items that do not fit into one step.
-            budget = max(budget, longest)
-        # MultiModalBudget raises both limits to the longest item.
-        encoder = msgspec.structs.replace(
-            encoder,
-            max_num_encoder_input_tokens=max(encoder.max_num_encoder_input_tokens, longest),
-            encoder_cache_size=max(encoder.encoder_cache_size, longest),
-        )
-    threshold = engine.long_prefill_token_threshold if engine.enable_chunked_prefill else 0
-    return msgspec.structs.replace(
-        engine,
-        max_num_batched_tokens=min(budget, MAX_MODEL_LEN),
-        num_gpu_blocks=max(engine.num_gpu_blocks, blocks_needed(engine)),
-        # VllmConfig: the threshold may not exceed max_model_len.
-        long_prefill_token_threshold=min(threshold, engine.max_model_len),
-        async_scheduling=asynchronous,
-        sliding_window=min(engine.sliding_window, engine.max_model_len),
-        encoder=encoder,
-    )
-
-
-def _repair_request(request: Request, engine: Engine, images: tuple[int, ...]) -> Request:
-    # The front end refuses prompts that leave no room for one output token.
-    room = engine.max_model_len - 1
-    prompt: list[Part] = []
-    for part in request.prompt:
-        if isinstance(part, Image):
-            if engine.encoder is None or not images:
-                continue
-            part = Image(part.identity % len(images))
-        length = part_length(part, images)
-        if length > room:
-            if isinstance(part, Image) or room == 0:
-                continue
-            part = msgspec.structs.replace(part, length=room)
-            length = room
-        room -= length
-        prompt.append(part)
-    speculative = engine.speculative
-    limit = speculative.num_speculative_tokens if speculative else 0
-    return msgspec.structs.replace(
-        request,
-        prompt=tuple(prompt) or (Text(),),
-        priority=request.priority if engine.policy == "priority" else 0,
-        ignore_eos=request.ignore_eos and request.eos_at is not None and request.eos_at < request.max_tokens,
-        eos_at=None if request.eos_at is None or request.eos_at >= request.max_tokens else request.eos_at,
-        stop_at=None if request.stop_at is None or request.stop_at >= request.max_tokens else request.stop_at,
-        acceptance=tuple(min(count, limit) for count in request.acceptance) if limit else (),
-    )
-
-
-def _repair_timeline(timeline: tuple[Event, ...], num_requests: int) -> tuple[Event, ...]:
-    """Each request arrives at most once, and is aborted at most once, after it arrived; delays are handed on."""
-    arrived: set[int] = set()
-    aborted: set[int] = set()
-    kept: list[Event] = []
-    carried = 0
-    for event in timeline if num_requests else ():
-        event = msgspec.structs.replace(event, request=event.request % num_requests)
-        legal = (
-            event.request not in arrived
-            if isinstance(event, Arrive)
-            else event.request in arrived and event.request not in aborted
-        )
-        if not legal:
-            carried = min(64, carried + event.delay)
-            continue
-        (arrived if isinstance(event, Arrive) else aborted).add(event.request)
-        kept.append(msgspec.structs.replace(event, delay=min(64, event.delay + carried)))
-        carried = 0
-    return tuple(kept)

@@ -9,8 +9,8 @@ import os
 import sys
 
 from harness import target
+from harness.codec import ScenarioError, decode
 from harness.execute import execute
-from harness.scenario import ScenarioError, decode
 from harness.target import SUPPORTED, Target, TargetError
 from harness.verdict import HarnessError, Verdict, Violation
 

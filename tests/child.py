@@ -10,8 +10,8 @@ import json
 import sys
 
 from harness import compat, target
+from harness.codec import decode
 from harness.execute import execute
-from harness.scenario import decode
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ from random import Random
 from msgspec.structs import replace
 
 from fuzz.generate import FEATURES, generate
+from harness.codec import validate
 from harness.scenario import (
     Abort,
     Arrive,
@@ -19,7 +20,6 @@ from harness.scenario import (
     Scenario,
     Speculative,
     Text,
-    validate,
 )
 
 

@@ -21,8 +21,9 @@ from fuzz.job import FAILED, Job
 from fuzz.progress import STATS, Progress, line
 from fuzz.session import Found, Limits, Session
 from fuzz.worker import Worker
+from harness.codec import decode, encode
 from harness.execute import Result
-from harness.scenario import Arrive, Request, Scenario, decode, encode
+from harness.scenario import Arrive, Request, Scenario
 from harness.target import Target, TargetError, fetch
 from harness.trace import Trace
 from harness.verdict import HarnessError, Level, Verdict, Violation, verdict_of

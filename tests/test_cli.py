@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from harness.scenario import Arrive, Request, Scenario, encode
+from harness.codec import encode
+from harness.scenario import Arrive, Request, Scenario
 from harness.target import SUPPORTED, Target, TargetError, fetch, resolve
 
 COMMANDS = ("run", "replay", "explain", "shrink", "emit", "targets")

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from fuzz.corpus import Corpus, load, read, shown, write
-from harness.scenario import Arrive, Request, Scenario, ScenarioError, content_hash, encode
+from harness.codec import ScenarioError, encode
+from harness.scenario import Arrive, Request, Scenario, content_hash
 
 ONE = Scenario(format=1, requests=(Request(),), timeline=(Arrive(0),))
 OTHER = Scenario(format=1, requests=(Request(max_tokens=2),), timeline=(Arrive(0),))

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from fuzz.crossover import crossover
 from fuzz.generate import FEATURES, generate, restrict
+from harness.codec import decode, encode, validate
+from harness.repair import repair
 from harness.scenario import (
     MAX_EVENTS,
     MAX_REQUESTS,
@@ -19,10 +21,6 @@ from harness.scenario import (
     Request,
     Scenario,
     Text,
-    decode,
-    encode,
-    repair,
-    validate,
 )
 
 ALL = frozenset(FEATURES)

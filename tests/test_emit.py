@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from fuzz import emit
 from fuzz.generate import FEATURES, generate
 from harness import testing
+from harness.codec import decode, encode
 from harness.execute import Result
-from harness.scenario import Scenario, decode, encode
+from harness.scenario import Scenario
 from harness.trace import Trace
 from harness.verdict import HarnessError, Verdict, Violation
 

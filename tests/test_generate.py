@@ -10,20 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fuzz.generate import FEATURES, chunk_length, generate, interesting_lengths, parse_features, restrict
-from harness.scenario import (
-    Abort,
-    Arrive,
-    Image,
-    Request,
-    Scenario,
-    blocks_needed,
-    decode,
-    encode,
-    part_length,
-    prompt_length,
-    repair,
-    validate,
-)
+from harness.codec import decode, encode, validate
+from harness.repair import blocks_needed, repair
+from harness.scenario import Abort, Arrive, Image, Request, Scenario, part_length, prompt_length
 
 ALL = frozenset(FEATURES)
 quick = settings(max_examples=100, deadline=None, derandomize=True)

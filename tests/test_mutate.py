@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from fuzz.edits import select_requests, without_events, without_requests
 from fuzz.generate import FEATURES, generate, restrict
 from fuzz.mutate import MUTATORS, mutate
-from harness.scenario import Abort, Arrive, Request, Scenario, decode, encode, repair, validate
+from harness.codec import decode, encode, validate
+from harness.repair import repair
+from harness.scenario import Abort, Arrive, Request, Scenario
 
 ALL = frozenset(FEATURES)
 quick = settings(max_examples=100, deadline=None, derandomize=True)

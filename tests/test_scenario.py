@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fuzz.generate import FEATURES, generate
+from harness.codec import MAX_BYTES, MAX_DEPTH, ScenarioError, decode, encode, validate
+from harness.repair import blocks_needed, repair
 from harness.scenario import (
-    MAX_BYTES,
-    MAX_DEPTH,
     Abort,
     Arrive,
     Encoder,
@@ -18,17 +18,11 @@ from harness.scenario import (
     Image,
     Request,
     Scenario,
-    ScenarioError,
     Speculative,
     Text,
-    blocks_needed,
     content_hash,
-    decode,
-    encode,
     part_length,
     prompt_length,
-    repair,
-    validate,
 )
 
 ALL = frozenset(FEATURES)

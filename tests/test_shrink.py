@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from fuzz.generate import FEATURES, chunk_length, generate
 from fuzz.shrink import Stop, shrink, size
+from harness.codec import decode, encode, validate
+from harness.repair import blocks_needed, repair
 from harness.scenario import (
     Abort,
     Arrive,
@@ -19,13 +21,8 @@ from harness.scenario import (
     Scenario,
     Speculative,
     Text,
-    blocks_needed,
     content_hash,
-    decode,
-    encode,
     part_length,
-    repair,
-    validate,
 )
 
 ALL = frozenset(FEATURES)

@@ -19,7 +19,8 @@ from fuzz.crossover import crossover
 from fuzz.engines.base import Run
 from fuzz.generate import generate, restrict
 from fuzz.mutate import mutate
-from harness.scenario import MAX_BYTES, Scenario, ScenarioError, decode
+from harness.codec import MAX_BYTES, ScenarioError, decode
+from harness.scenario import Scenario
 
 GENERATE = 0.15
 CROSSOVER = 0.10

@@ -97,28 +97,29 @@ class Progress(Oracle):
             if reason is not None:
                 return reason
         first = queue[0]
-        ahead = self._item_ahead(first) is not None
+        ahead = self._items_ahead(first)
         return f"{first.status.name}{' before an encoder input' if ahead else ''}"
 
-    def _item_ahead(self, request: Any) -> int | None:
-        """Length of the next encoder input that the request has not computed."""
-        for offset, length, _ in self.world.references[request.request_id].items:
-            if offset + length > request.num_computed_tokens:
-                return length
-        return None
+    def _items_ahead(self, request: Any) -> list[int]:
+        """Lengths of the encoder inputs that the request has not computed to their end."""
+        return [
+            length
+            for offset, length, _ in self.world.references[request.request_id].items
+            if offset + length > request.num_computed_tokens
+        ]
 
     def _unchunkable(self, request: Any) -> str | None:
-        """Why `disable_chunked_mm_input` can never let the next encoder input in, if that is so."""
+        """Why `disable_chunked_mm_input` can never let an encoder input in, if that is so."""
         engine = self.world.engine
-        length = self._item_ahead(request)
-        if length is None or engine.encoder is None or not engine.encoder.disable_chunked_mm_input:
+        longest = max(self._items_ahead(request), default=0)
+        if not longest or engine.encoder is None or not engine.encoder.disable_chunked_mm_input:
             return None
         threshold = engine.long_prefill_token_threshold
         if len(self.world.live) == 1 and compat.lone_request_has_no_threshold():
             threshold = 0
         limit = min(threshold or engine.max_num_batched_tokens, engine.max_num_batched_tokens)
-        if length > limit:
+        if longest > limit:
             return "an encoder input longer than long_prefill_token_threshold"
-        if length == limit and engine.speculative is not None and engine.speculative.method != "ngram":
+        if longest == limit and engine.speculative is not None and engine.speculative.method != "ngram":
             return "an encoder input that fits a step only without the drafter's look-ahead"
         return None

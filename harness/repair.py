@@ -1,0 +1,141 @@
+"""`repair`: the nearest legal scenario to any decodable value, so that no mutation is wasted. Pure.
+
+Legal means that vLLM's own configuration checks and its front end would let it through; each rule says whose it is.
+"""
+
+from msgspec.structs import replace
+
+from harness.scenario import (
+    MAX_MODEL_LEN,
+    Arrive,
+    Engine,
+    Event,
+    Image,
+    Part,
+    Request,
+    Scenario,
+    Text,
+    part_length,
+)
+
+
+def repair(scenario: Scenario) -> Scenario:
+    """The nearest legal scenario. Idempotent; the identity on legal ones."""
+    images = _repair_images(scenario)
+    engine = _repair_engine(scenario.engine, images if _shows_images(scenario) else ())
+    requests = tuple(_repair_request(request, engine, images) for request in scenario.requests)
+    if not any(isinstance(part, Image) for request in requests for part in request.prompt):
+        images = ()
+    return replace(
+        scenario,
+        engine=engine,
+        images=images,
+        requests=requests,
+        timeline=_repair_timeline(scenario.timeline, len(requests)),
+        step_delays=scenario.step_delays if engine.async_scheduling else (),
+    )
+
+
+def _shows_images(scenario: Scenario) -> bool:
+    return any(isinstance(part, Image) for request in scenario.requests for part in request.prompt)
+
+
+def _repair_images(scenario: Scenario) -> tuple[int, ...]:
+    # An item must leave room for one text token before or after it and for one output token.
+    longest = max(1, scenario.engine.max_model_len - 2)
+    return tuple(min(length, longest) for length in scenario.images)
+
+
+def blocks_needed(engine: Engine) -> int:
+    """Blocks that one request of `max_model_len` tokens can hold, over all groups, plus vLLM's null block.
+
+    vLLM refuses to start with a pool that cannot hold one full request (`check_enough_kv_cache_memory`).
+    """
+    groups = 2 if engine.sliding_window else 1
+    return 1 + groups * -(-engine.max_model_len // engine.block_size)
+
+
+def _repair_engine(engine: Engine, images: tuple[int, ...]) -> Engine:
+    speculative, encoder = engine.speculative, engine.encoder
+    asynchronous = engine.async_scheduling and not (speculative and speculative.method == "ngram")
+    longest = max(images, default=0)
+    # SchedulerConfig: max_num_batched_tokens >= max_num_seqs; without chunking also >= max_model_len.
+    budget = max(engine.max_num_batched_tokens, engine.max_num_seqs)
+    if not engine.enable_chunked_prefill:
+        budget = max(budget, engine.max_model_len)
+    if speculative is not None:
+        # VllmConfig: more slots than draft tokens, or nothing can be scheduled.
+        budget = max(budget, speculative.num_speculative_tokens + 1)
+    if encoder is not None:
+        if encoder.disable_chunked_mm_input:
+            # MultiModalBudget refuses items that do not fit into one step.
+            budget = max(budget, longest)
+        # MultiModalBudget raises both limits to the longest item.
+        encoder = replace(
+            encoder,
+            max_num_encoder_input_tokens=max(encoder.max_num_encoder_input_tokens, longest),
+            encoder_cache_size=max(encoder.encoder_cache_size, longest),
+        )
+    threshold = engine.long_prefill_token_threshold if engine.enable_chunked_prefill else 0
+    return replace(
+        engine,
+        max_num_batched_tokens=min(budget, MAX_MODEL_LEN),
+        num_gpu_blocks=max(engine.num_gpu_blocks, blocks_needed(engine)),
+        # VllmConfig: the threshold may not exceed max_model_len.
+        long_prefill_token_threshold=min(threshold, engine.max_model_len),
+        async_scheduling=asynchronous,
+        sliding_window=min(engine.sliding_window, engine.max_model_len),
+        encoder=encoder,
+    )
+
+
+def _repair_request(request: Request, engine: Engine, images: tuple[int, ...]) -> Request:
+    # The front end refuses prompts that leave no room for one output token.
+    room = engine.max_model_len - 1
+    prompt: list[Part] = []
+    for part in request.prompt:
+        if isinstance(part, Image):
+            if engine.encoder is None or not images:
+                continue
+            part = Image(part.identity % len(images))
+        length = part_length(part, images)
+        if length > room:
+            if isinstance(part, Image) or room == 0:
+                continue
+            part = replace(part, length=room)
+            length = room
+        room -= length
+        prompt.append(part)
+    speculative = engine.speculative
+    limit = speculative.num_speculative_tokens if speculative else 0
+    return replace(
+        request,
+        prompt=tuple(prompt) or (Text(),),
+        priority=request.priority if engine.policy == "priority" else 0,
+        ignore_eos=request.ignore_eos and request.eos_at is not None and request.eos_at < request.max_tokens,
+        eos_at=None if request.eos_at is None or request.eos_at >= request.max_tokens else request.eos_at,
+        stop_at=None if request.stop_at is None or request.stop_at >= request.max_tokens else request.stop_at,
+        acceptance=tuple(min(count, limit) for count in request.acceptance) if limit else (),
+    )
+
+
+def _repair_timeline(timeline: tuple[Event, ...], num_requests: int) -> tuple[Event, ...]:
+    """Each request arrives at most once, and is aborted at most once, after it arrived; delays are handed on."""
+    arrived: set[int] = set()
+    aborted: set[int] = set()
+    kept: list[Event] = []
+    carried = 0
+    for event in timeline if num_requests else ():
+        event = replace(event, request=event.request % num_requests)
+        legal = (
+            event.request not in arrived
+            if isinstance(event, Arrive)
+            else event.request in arrived and event.request not in aborted
+        )
+        if not legal:
+            carried = min(64, carried + event.delay)
+            continue
+        (arrived if isinstance(event, Arrive) else aborted).add(event.request)
+        kept.append(replace(event, delay=min(64, event.delay + carried)))
+        carried = 0
+    return tuple(kept)
