@@ -62,19 +62,13 @@ class Progress(Oracle):
             self._idle += 1
         self._scheduled = False
         if self._idle >= IDLE_PASSES:
-            self.report(
-                "no-progress",
-                self._blocked(live),
-                f"{self._idle} passes scheduled nothing, and nothing is in flight; {self._waits(live)}",
-                *(life.request for life in live),
-            )
+            message = f"{self._idle} passes scheduled nothing, and nothing is in flight; {self._waits(live)}"
+            self.report("no-progress", self._blocked(live), message, *(life.request for life in live))
         elif self._stale > self._limit:
-            self.report(
-                "livelock",
-                self._blocked(live),
-                f"{self._stale} passes in which no request got further; {self._waits(live)}",
-                *(life.request for life in live),
-            )
+            # A request that can never start holds blocks for which others are preempted again and again: one bug.
+            kind = "livelock" if self._hopeless(live) is None else "no-progress"
+            message = f"{self._stale} passes in which no request got further; {self._waits(live)}"
+            self.report(kind, self._blocked(live), message, *(life.request for life in live))
 
     def _waits(self, live: list[Life]) -> str:
         requests = self.world.scheduler.requests
@@ -87,18 +81,21 @@ class Progress(Oracle):
 
     def _blocked(self, live: list[Life]) -> str:
         """What the request that should move first waits for, as far as the configuration tells."""
+        queue = self._queue(live)
+        if not queue:
+            return "not in Scheduler.requests"
+        ahead = " before an encoder input" if self._items_ahead(queue[0]) else ""
+        return self._hopeless(live) or f"{queue[0].status.name}{ahead}"
+
+    def _hopeless(self, live: list[Life]) -> str | None:
+        """Why some request can never move, if the configuration says so."""
+        return next(filter(None, map(self._unchunkable, self._queue(live))), None)
+
+    def _queue(self, live: list[Life]) -> list[Any]:
+        """Live requests as vLLM knows them, those that run first."""
         scheduler = self.world.scheduler
         known = [scheduler.requests[life.request] for life in live if life.request in scheduler.requests]
-        if not known:
-            return "not in Scheduler.requests"
-        queue = [*scheduler.running, *(request for request in known if request not in scheduler.running)]
-        for request in queue:
-            reason = self._unchunkable(request)
-            if reason is not None:
-                return reason
-        first = queue[0]
-        ahead = self._items_ahead(first)
-        return f"{first.status.name}{' before an encoder input' if ahead else ''}"
+        return [*scheduler.running, *(request for request in known if request not in scheduler.running)]
 
     def _items_ahead(self, request: Any) -> list[int]:
         """Lengths of the encoder inputs that the request has not computed to their end."""
