@@ -170,7 +170,7 @@ TRUE_OF_BOTH = {
     ("O4", "target-read-miss", "cached according to EncoderCacheManager"),
 }
 KNOWN_TRUE = {
-    "0.32.0": {*TRUE_OF_BOTH, ("O7", "no-progress", "RUNNING before an encoder input")},
+    "0.32.0": {*TRUE_OF_BOTH, ("O7", "no-progress", "before an encoder input")},
     "0.33.0": TRUE_OF_BOTH,
 }
 """(oracle, kind, anchor) of what a release does wrong on legal input. O7: ledger derived-34220; a threshold below an

@@ -18,7 +18,7 @@ EXPECTED = {
     "padded-decode-cut-by-prefill-threshold": {"0.20.2": None, "0.33.0": "O1-exception-bac762cf"},
     "hash-of-a-block-that-the-victim-never-wrote": {"0.33.0": "O2-kv-read-mismatch-358f2615"},
     "adjacent-items-in-a-small-encoder-cache": {
-        "0.20.2": "O7-no-progress-7c2685fd",
+        "0.20.2": "O7-no-progress-b3c2dcec",
         "0.33.0": None,
     },
     "item-longer-than-prefill-threshold": {"0.20.2": None, "0.33.0": "O7-no-progress-8249e9b1"},

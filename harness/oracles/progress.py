@@ -84,8 +84,8 @@ class Progress(Oracle):
         queue = self._queue(live)
         if not queue:
             return "not in Scheduler.requests"
-        ahead = " before an encoder input" if self._items_ahead(queue[0]) else ""
-        return self._hopeless(live) or f"{queue[0].status.name}{ahead}"
+        state = "before an encoder input" if self._items_ahead(queue[0]) else queue[0].status.name
+        return self._hopeless(live) or state
 
     def _hopeless(self, live: list[Life]) -> str | None:
         """Why some request can never move, if the configuration says so."""

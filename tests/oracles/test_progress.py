@@ -40,7 +40,7 @@ FAULTS = {
         SCHEDULE, before(forbid_tokens, call=1), "chunked", (("no-progress", "RUNNING"),)
     ),
     "no tokens before an image": Fault(
-        SCHEDULE, before(forbid_tokens), "mm", (("no-progress", "WAITING before an encoder input"),)
+        SCHEDULE, before(forbid_tokens), "mm", (("no-progress", "before an encoder input"),)
     ),
     "thrashing": Fault(UPDATE, after(preempt_everything), LONG, (("livelock", "PREEMPTED"),)),
 }
