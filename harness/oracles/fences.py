@@ -1,6 +1,6 @@
 """O3: ownership and fences while steps read and write."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from harness.oracles.base import Oracle
 from harness.step import Step
@@ -18,18 +18,29 @@ class Fences(Oracle):
     the free queue when the pass ends, and no two requests of a step write one block.
 
     Hazards, harmless only because today's worker runs steps in order: an encoder entry that becomes evictable while a
-    later step, already dispatched, still reads it (asynchronous scheduling, to 0.33).
+    later step, already dispatched, still reads it (asynchronous scheduling, to 0.33); a block that a step writes while
+    a step in flight still uses it for another request. vLLM fences blocks (`defer_block_free`) only where a KV
+    connector's loads are not ordered with the steps, so without one there is no promise that could be broken.
 
     Ledger: 38907, 45347, 54284; hazards: 45357.
     """
 
     family: ClassVar[str] = "O3"
 
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._users: dict[int, dict[int, str]] = {}
+        """Step index -> block id -> the request that the step uses it for; for steps in flight."""
+
     def dispatched(self, step: Step) -> None:
         if self.world.engine.encoder is not None:
             self._encoder_reads(step)
-        self._block_writes(step)
-        self._block_reads(step)
+        flying = {flight.step.index for flight in self.world.flights}
+        self._users = {index: users for index, users in self._users.items() if index in flying}
+        users: dict[int, str] = {}
+        self._block_writes(step, users)
+        self._block_reads(step, users)
+        self._users[step.index] = users
 
     def delivered(self, step: Step, outputs: object) -> None:
         if self.world.engine.encoder is None:
@@ -72,7 +83,7 @@ class Fences(Oracle):
                     fatal=False,
                 )
 
-    def _block_reads(self, step: Step) -> None:
+    def _block_reads(self, step: Step, users: dict[int, str]) -> None:
         """Context blocks: those before the first written one, as far back as the group's window reaches."""
         managers = self.world.scheduler.kv_cache_manager.coordinator.single_type_managers
         windows = (0, self.world.engine.sliding_window)
@@ -81,6 +92,7 @@ class Fences(Oracle):
                 blocks = manager.req_to_blocks.get(request, ())
                 first = max(0, start - windows[group] + 1) if windows[group] else 0
                 for block in blocks[first // manager.block_size : -(-start // manager.block_size)]:
+                    users.setdefault(block.block_id, request)
                     if block.ref_cnt < 1 and not block.is_null:
                         self.report(
                             "free-block-read",
@@ -89,7 +101,7 @@ class Fences(Oracle):
                             request,
                         )
 
-    def _block_writes(self, step: Step) -> None:
+    def _block_writes(self, step: Step, users: dict[int, str]) -> None:
         managers = self.world.scheduler.kv_cache_manager.coordinator.single_type_managers
         computed = step.computed
         for group, manager in enumerate(managers):
@@ -103,6 +115,8 @@ class Fences(Oracle):
                 for block in blocks[start // size : (start + count - 1) // size + 1]:
                     if block.is_null:
                         continue
+                    self._reused(step, request, block.block_id)
+                    users[block.block_id] = request
                     other = writers.setdefault(block.block_id, request)
                     if other != request:
                         self.report(
@@ -119,3 +133,17 @@ class Fences(Oracle):
                             f"step {step.index}: {request} writes block {block.block_id}, which has no reference",
                             request,
                         )
+
+    def _reused(self, step: Step, request: str, block: int) -> None:
+        for index, users in self._users.items():
+            other = users.get(block, request)
+            if other != request:
+                self.report(
+                    "block-reused-in-flight",
+                    "BlockPool",
+                    f"step {step.index} writes block {block} for {request} while step {index}, in flight, uses it for "
+                    f"{other}",
+                    other,
+                    request,
+                    level=Level.HAZARD,
+                )

@@ -1,12 +1,13 @@
 """O3 hears what is given up while a step, scheduled or in flight, still reads or writes it."""
 
 import pytest
+from msgspec.structs import replace
 
 from harness.execute import execute
 from harness.oracles.fences import Fences
 from harness.verdict import Level, Verdict
 from oracles.faults import SCHEDULE, Fault, after, assert_heard, assert_quiet, faults
-from scenarios import EVICTABLE, LEGAL
+from scenarios import EVICTABLE, LEGAL, SMALL, scenario, text
 
 pytestmark = pytest.mark.usefixtures("vllm")
 
@@ -77,4 +78,22 @@ def test_evictable_in_flight_is_a_hazard():
     assert result.verdict is Verdict.HAZARD
     assert [(v.oracle, v.kind, v.level, v.fatal) for v in result.violations] == [
         ("O3", "encoder-evictable-in-flight", Level.HAZARD, False)
+    ]
+
+
+def test_a_block_reused_in_flight_is_a_hazard():
+    """r0 stops while its next step is in flight; the pool is so small that r1 gets r0's blocks at once."""
+    engine = replace(
+        SMALL,
+        max_model_len=16,
+        block_size=4,
+        num_gpu_blocks=5,
+        async_scheduling=True,
+        enable_prefix_caching=False,
+    )
+    ends_early = replace(text(9, 6), stop_at=1)
+    result = execute(scenario(engine, ends_early, text(9, 2, 1)))
+    assert result.verdict is Verdict.HAZARD
+    assert [(v.oracle, v.kind, v.level) for v in result.violations] == [
+        ("O3", "block-reused-in-flight", Level.HAZARD)
     ]
