@@ -57,8 +57,17 @@ def decode(data: bytes) -> Scenario:
         raise ScenarioError(f"{path.strip('`') or '$'}: {message}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ScenarioError(f"$: not JSON: {error}") from None
+    # msgspec takes the last of equal keys; a reader takes the first.
+    json.loads(data, object_pairs_hook=_unique)
     validate(scenario)
     return scenario
+
+
+def _unique(pairs: list[tuple[str, object]]) -> None:
+    keys = [key for key, _ in pairs]
+    if len(set(keys)) < len(keys):
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ScenarioError(f"$: an object has the key `{twice}` twice; keep one")
 
 
 def _depth(data: bytes) -> int:

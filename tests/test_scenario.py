@@ -222,6 +222,10 @@ BROKEN: dict[str, tuple[bytes, str]] = {
         b'"timeline":[{"event":"arrive","request":0},{"event":"arrive","request":0}]}',
         "$.timeline: ",
     ),
+    "a key twice": (
+        b'{"format":1,"engine":{"max_num_seqs":2,"max_num_seqs":3}}',
+        "$: an object has the key `max_num_seqs` twice; keep one",
+    ),
     "abort of one who never came": (
         b'{"format":1,"requests":[{}],"timeline":[{"event":"abort","request":0}]}',
         "$.timeline: ",
