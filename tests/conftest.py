@@ -31,7 +31,9 @@ CHILD_SECONDS = 300
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that put a vLLM into this process come last: it stays there, and some tests are about having none."""
-    items.sort(key=lambda item: "vllm" in getattr(item, "fixturenames", ()))
+    items.sort(
+        key=lambda item: "vllm" in getattr(item, "fixturenames", ()) or item.path.parent.name == "regressions"
+    )
 
 
 @dataclass(frozen=True)
