@@ -60,4 +60,5 @@ def test_a_hazard_is_no_violation():
 def test_hashes_of_a_victim_s_blocks():
     """Ledger 43569, open: hashes that a pass published outlive the preemption that takes its tokens back."""
     one, said = shown("0.33.0", "published")
-    assert (one.verdict, set(said)) == ("violation", {KV_MISMATCH})
+    assert one.verdict == "violation"
+    assert {each for each in said if each[2] == "violation"} == {KV_MISMATCH}
