@@ -4,6 +4,7 @@ import pytest
 
 from harness import build
 from harness.execute import execute
+from harness.executor import StubExecutor
 from harness.oracles.exceptions import Exceptions
 from harness.oracles.queues import Queues
 from harness.verdict import HarnessError
@@ -59,4 +60,23 @@ def broken(*_):
 def test_our_own_exceptions_are_no_findings(monkeypatch, ours, method):
     monkeypatch.setattr(ours, method, broken)
     with pytest.raises(HarnessError, match="ours"):
+        execute(LEGAL["plain"])
+
+
+def test_what_vllm_misses_in_our_executor_is_no_finding(monkeypatch):
+    monkeypatch.delattr(StubExecutor, "sample_tokens")
+    with pytest.raises(HarnessError, match="sample_tokens"):
+        execute(LEGAL["plain"])
+
+
+def test_what_our_engine_core_lacks_is_no_finding(monkeypatch):
+    make = build.engine_core
+
+    def incomplete(*arguments):
+        core = make(*arguments)
+        del core.aborts_queue
+        return core
+
+    monkeypatch.setattr(build, "engine_core", incomplete)
+    with pytest.raises(HarnessError, match="aborts_queue"):
         execute(LEGAL["plain"])
