@@ -13,7 +13,7 @@ from collections import deque
 from typing import Any
 
 from harness import compat
-from harness.model import EOS, PLACEHOLDER, STOP, Reference
+from harness.model import EOS, STOP, Reference
 from harness.scenario import Engine, Scenario
 
 
@@ -257,16 +257,3 @@ def request_id(index: int) -> str:
 def image_hash(identity: int) -> str:
     """The multimodal hash of an item of the scenario."""
     return f"image-{identity}"
-
-
-__all__ = [
-    "PLACEHOLDER",
-    "ModelStandIn",
-    "Rejected",
-    "engine_core",
-    "image_hash",
-    "kv_cache_config",
-    "request",
-    "request_id",
-    "vllm_config",
-]

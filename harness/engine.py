@@ -116,7 +116,7 @@ class Run:
     def _events(self) -> None:
         """The input queue: aborts that the aborts queue has held, then what the timeline brings."""
         for request in self._aborts:
-            self.core.abort_requests([request])
+            self._guarded(self.core.abort_requests, [request])
             self._abort_applied(request)
         self._aborts.clear()
         timeline = self.scenario.timeline

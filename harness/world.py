@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.build import image_hash, request_id
 from harness.model import Reference
 from harness.scenario import Engine, Scenario
 from harness.step import Step
@@ -81,6 +80,3 @@ class World:
     def pool(self) -> Any:
         """vLLM's BlockPool."""
         return self.scheduler.kv_cache_manager.block_pool
-
-
-__all__ = ["Flight", "Life", "World", "image_hash", "request_id"]

@@ -2,6 +2,7 @@
 
 from typing import ClassVar
 
+from harness.build import image_hash
 from harness.oracles.base import Oracle
 from harness.step import Step
 
@@ -43,8 +44,8 @@ class EncoderAccounting(Oracle):
 
     def _counters(self) -> None:
         manager = self.world.scheduler.encoder_cache_manager
-        images = self.world.scenario.images
-        entries = {image: images[int(image.rpartition("-")[2])] for image in manager.cached}
+        sizes = {image_hash(identity): size for identity, size in enumerate(self.world.scenario.images)}
+        entries = {image: sizes[image] for image in manager.cached}
         free = manager.cache_size - sum(entries.values())
         freeable = free + sum(manager.freeable.values())
         for name, found, expected in (

@@ -2,6 +2,7 @@
 
 from typing import Any, ClassVar
 
+from harness.build import image_hash
 from harness.oracles.base import Oracle
 from harness.step import Step
 from harness.verdict import Level
@@ -67,7 +68,7 @@ class Fences(Oracle):
                 continue
             for offset, length, identity in self.world.references[request].items:
                 if offset < start + count and offset + length > start:
-                    found.append((request, f"image-{identity}"))
+                    found.append((request, image_hash(identity)))
         return found
 
     def _encoder_reads(self, step: Step) -> None:
