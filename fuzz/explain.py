@@ -10,10 +10,9 @@ from itertools import groupby
 
 from msgspec.structs import asdict, fields
 
-from harness.build import image_hash, request_id
 from harness.execute import Result
 from harness.model import EOS, STOP
-from harness.scenario import Engine, Image, Request, Scenario, Text, part_length
+from harness.scenario import Engine, Image, Request, Scenario, Text, image_hash, part_length, request_id
 from harness.trace import Delivered, Dispatched, Entry, Occurred, ScheduledRequest, Violated
 from harness.verdict import Level, Verdict, Violation
 

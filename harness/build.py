@@ -14,7 +14,7 @@ from typing import Any
 
 from harness import compat
 from harness.model import EOS, STOP, Reference
-from harness.scenario import Engine, Scenario
+from harness.scenario import Engine, Scenario, image_hash, request_id
 
 
 class Rejected(Exception):
@@ -247,13 +247,3 @@ def request(scenario: Scenario, index: int, reference: Reference, arrival: float
         block_hasher=hasher,
         **extra,
     )
-
-
-def request_id(index: int) -> str:
-    """The id of a scenario's request in vLLM and in every message."""
-    return f"r{index}"
-
-
-def image_hash(identity: int) -> str:
-    """The multimodal hash of an item of the scenario."""
-    return f"image-{identity}"

@@ -14,7 +14,7 @@ from harness.model import Reference
 from harness.oracles import ALL, Oracle
 from harness.oracles.exceptions import Exceptions
 from harness.oracles.progress import Progress
-from harness.scenario import Abort, Arrive, Scenario
+from harness.scenario import Abort, Arrive, Scenario, request_id
 from harness.step import copy_step
 from harness.trace import Occurred, Trace, Violated
 from harness.verdict import HarnessError, Violation
@@ -50,7 +50,7 @@ class Run:
     def __init__(self, scenario: Scenario, oracles: Iterable[type[Oracle]] = ALL) -> None:
         self.scenario = scenario
         self.references = {
-            build.request_id(index): Reference(scenario, index) for index in range(len(scenario.requests))
+            request_id(index): Reference(scenario, index) for index in range(len(scenario.requests))
         }
         self.core = build.engine_core(scenario.engine, StubExecutor(self))
         self.world = World(scenario, self.references, self.core)
@@ -131,9 +131,9 @@ class Run:
                 self._abort(event)
 
     def _arrive(self, event: Arrive) -> None:
-        request = build.request_id(event.request)
+        request = request_id(event.request)
         self.trace.add(Occurred(self.world.iteration, "arrive", request))
-        life = self.world.lives[request] = Life(request, event.request, self.world.iteration)
+        life = self.world.lives[request] = Life(request)
         # Arrival order decides ties; two arrivals in one iteration differ by their place in the timeline.
         arrival = float(self._next_event)
         self._guarded(
@@ -149,7 +149,7 @@ class Run:
         self._each("arrived", life)
 
     def _abort(self, event: Abort) -> None:
-        request = build.request_id(event.request)
+        request = request_id(event.request)
         self.trace.add(Occurred(self.world.iteration, "abort", request, event.in_step))
         if event.in_step:
             self.core.aborts_queue.put_nowait([request])
@@ -161,7 +161,6 @@ class Run:
     def _abort_applied(self, request: str) -> None:
         life = self.world.lives[request]
         if life.live:
-            life.aborted = self.world.iteration
             life.ended = "abort"
         self._each("aborted", life)
 

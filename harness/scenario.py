@@ -152,3 +152,13 @@ def prompt_length(request: Request, images: tuple[int, ...]) -> int:
 def content_hash(scenario: Scenario) -> str:
     """Sixteen hex digits that name the scenario (SHA-256 of its compact canonical form)."""
     return hashlib.sha256(msgspec.json.encode(scenario)).hexdigest()[:16]
+
+
+def request_id(index: int) -> str:
+    """The id of a scenario's request in vLLM and in every message."""
+    return f"r{index}"
+
+
+def image_hash(identity: int) -> str:
+    """The multimodal hash of an item of the scenario."""
+    return f"image-{identity}"

@@ -7,6 +7,16 @@ another process never sees that. Everything that looks at a step later (stub, or
 from dataclasses import dataclass
 from typing import Any
 
+from harness.verdict import HarnessError
+
+_NOT_MODELLED = (
+    "new_block_ids_to_zero",
+    "kv_cache_block_copies",
+    "kv_connector_metadata",
+    "ec_connector_metadata",
+)
+"""Zeroing, copies and connectors: no engine that the language can say makes vLLM use them."""
+
 
 @dataclass(frozen=True, slots=True)
 class NewRow:
@@ -58,7 +68,13 @@ class Step:
 
 
 def copy_step(output: Any, index: int, iteration: int) -> Step:
-    """The step that vLLM's `SchedulerOutput` describes."""
+    """The step that vLLM's `SchedulerOutput` describes.
+
+    HarnessError if it asks the worker for something that no worker here models: better no verdict than a wrong one.
+    """
+    for field in _NOT_MODELLED:
+        if getattr(output, field, None):
+            raise HarnessError(f"SchedulerOutput.{field} is set, and the stub does not model it")
     cached = output.scheduled_cached_reqs
     return Step(
         index=index,

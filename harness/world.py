@@ -18,12 +18,7 @@ class Life:
     """One request's life as its client sees it."""
 
     request: str
-    index: int
-    arrived: int
-    """Iteration of arrival."""
     outputs: list[int] = field(default_factory=list)
-    aborted: int | None = None
-    """Iteration at which the abort was applied."""
     ended: str | None = None
     """Finish reason in vLLM's words, or `abort`."""
 
@@ -53,8 +48,6 @@ class World:
         self.lives: dict[str, Life] = {}
         self.flights: list[Flight] = []
         """Oldest first."""
-        self.sampled_count: dict[str, int] = {}
-        """Output tokens that the worker has sampled for each request, delivered or not."""
 
     @property
     def engine(self) -> Engine:

@@ -2,8 +2,8 @@
 
 from typing import Any, ClassVar
 
-from harness.build import image_hash
 from harness.oracles.base import Oracle
+from harness.scenario import image_hash
 from harness.step import Step
 from harness.verdict import Level
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from harness.model import Reference
+from harness.scenario import image_hash
 from harness.step import CachedRow, NewRow, Step
 from harness.worker.observation import Breach, Observation, RunnerFailure
 
@@ -22,7 +23,7 @@ class CachedRequest:
     """The runner's CachedRequestState; `row` stands for the request's line in `token_ids_cpu`, without drafts."""
 
     reference: Reference
-    prompt_length: int
+    prompt: tuple[int, ...]
     items: tuple[tuple[int, int, str], ...]
     tables: list[list[int]]
     computed: int
@@ -70,7 +71,7 @@ class BatchV1:
                 to_add.append(row.request)
         for request in to_add:
             cached = self.requests[request]
-            cached.row = [*cached.reference.tokens[: cached.prompt_length], *cached.outputs]
+            cached.row = [*cached.prompt, *cached.outputs]
             self.rows[request] = None
         for request in self.rows:
             self.requests[request].prev_num_draft_len = len(step.drafts.get(request, ()))
@@ -91,9 +92,14 @@ class BatchV1:
                 f"{row.request} is sent as new, but the worker knows it and was not told that it finished"
             )
             self.observations.append(Breach("new-request-known", message, row.request))
+        reference = self.references[row.request]
+        if row.items != tuple((offset, length, image_hash(item)) for offset, length, item in reference.items):
+            # The real runner gathers what it is told; tokens need no check here, since feeding a wrong one is seen.
+            message = f"{row.request} is sent with multimodal items that are not its client's: {row.items}"
+            self.observations.append(Breach("items-changed", message, row.request))
         self.requests[row.request] = CachedRequest(
-            reference=self.references[row.request],
-            prompt_length=len(row.prompt),
+            reference=reference,
+            prompt=row.prompt,
             items=row.items,
             tables=[list(blocks) for blocks in row.block_ids],
             computed=row.computed,
@@ -114,7 +120,7 @@ class BatchV1:
         if row.num_output < len(cached.outputs):
             del cached.outputs[row.num_output :]
             if in_batch:
-                end = cached.prompt_length + row.num_output
+                end = len(cached.prompt) + row.num_output
                 cached.row = [*cached.row[:end], *[UNRESOLVED] * (end - len(cached.row))]
         self._update_tables(cached, row, in_batch)
         if in_batch:

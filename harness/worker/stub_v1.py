@@ -168,7 +168,7 @@ class StubV1:
                 message = f"{request} is fed {what} at position {position}"
                 self.observations.append(Breach("stale-token", message, request))
                 break
-        if cached.computed + len(tokens) < cached.prompt_length + len(cached.outputs):
+        if cached.computed + len(tokens) < len(cached.prompt) + len(cached.outputs):
             return []
         sampled: list[int] = []
         for draft in tokens[len(tokens) - drafts :] if drafts else ():

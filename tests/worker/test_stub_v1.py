@@ -1,10 +1,15 @@
 """The stub obeys the V1 runner's contract: what it needs it must find, what it meets it reports."""
 
+import dataclasses
+from types import SimpleNamespace
+
 import pytest
 from msgspec.structs import replace
 
 from harness.model import wrong_token
 from harness.scenario import Speculative
+from harness.step import copy_step
+from harness.verdict import HarnessError
 from harness.worker.observation import Breach, EncoderMiss, KvMismatch, RunnerFailure
 from worker.steps import ENGINE, cached, new, picture, references, step, stub, text
 
@@ -268,3 +273,24 @@ def test_async_rejected_drafts_are_forgotten():
     assert first.sampled == {"r0": true(reference, 7, 8)}
     second = worker.execute(step(cached(9, outputs=4), tokens=3, drafts=hopeful))
     assert (second.sampled, second.observations) == ({"r0": true(reference, 8, 11)}, ())
+
+
+# -- what the scheduler says about a request is taken at its word ---------------------------------------------
+
+
+def test_a_prompt_that_is_not_the_client_s_is_fed_and_seen():
+    row = new(R0, TABLE)
+    changed = dataclasses.replace(row, prompt=(wrong_token(row.prompt[0]), *row.prompt[1:]))
+    assert breaches(stub(ONE).execute(step(changed, tokens=6))) == ["stale-token"]
+
+
+def test_items_that_are_not_the_client_s_are_seen():
+    moved = dataclasses.replace(new(PICTURE, TABLE), items=((5, 6, "image-0"),))
+    execution = stub(SEEN).execute(step(moved, tokens=14, encode={"r0": (0,)}))
+    assert breaches(execution) == ["items-changed"]
+
+
+@pytest.mark.parametrize("field", ["new_block_ids_to_zero", "kv_cache_block_copies", "kv_connector_metadata"])
+def test_what_no_worker_models_is_refused_and_not_forgiven(field):
+    with pytest.raises(HarnessError, match=field):
+        copy_step(SimpleNamespace(**{field: [1]}), 0, 0)
