@@ -10,6 +10,7 @@ of 0.19-0.33 sets it.
 import functools
 import queue
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from harness import compat
@@ -214,8 +215,18 @@ def _structured_output_manager(cls: type[Any], config: Any) -> Any:
     return manager
 
 
-def request(scenario: Scenario, index: int, reference: Reference, arrival: float, hasher: Any) -> Any:
-    """Request `index` as vLLM's front end would hand it to the scheduler; `arrival` is in iterations."""
+def request(
+    scenario: Scenario,
+    index: int,
+    reference: Reference,
+    arrival: float,
+    hasher: Any,
+    item_data: Callable[[int, int], Any],
+) -> Any:
+    """Request `index` as vLLM's front end would hand it to the scheduler; `arrival` is in iterations.
+
+    `item_data` gives what a multimodal item of an identity and a length carries for the worker.
+    """
     from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
     from vllm.sampling_params import SamplingParams
     from vllm.v1.request import Request
@@ -228,7 +239,7 @@ def request(scenario: Scenario, index: int, reference: Reference, arrival: float
     features = [
         compat.construct(
             MultiModalFeatureSpec,
-            data=None,
+            data=item_data(identity, length),
             modality="image",
             identifier=image_hash(identity),
             mm_hash=image_hash(identity),

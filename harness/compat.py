@@ -12,9 +12,10 @@ import importlib.util
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from harness.verdict import HarnessError
+from harness.worker.traits import Traits
 
 
 def construct(cls: Callable[..., Any], **kwargs: Any) -> Any:
@@ -111,17 +112,39 @@ def lone_request_has_no_threshold() -> bool:
 
 
 @functools.cache
-def drafter_falls_back() -> bool:
-    """Whether the drafter's look-ahead may meet an image that is not encoded.
+def runner_traits() -> Traits:
+    """What this release's GPUModelRunner does, read off its syntax tree."""
+    return Traits(
+        drafter_falls_back=_drafter_falls_back(),
+        drafts_without_room=_drafts_without_room(),
+        counts_are_optimistic="optimistic_num_accepted" in ast.unparse(_runner_function("_update_states")),
+        placeholders_are_clamped="clamp_(min=0)" in ast.unparse(_runner_function("_preprocess")),
+    )
 
-    Up to 0.23 `_gather_mm_embeddings` asserts on every miss; from 0.24 it uses the token embedding for an image that
-    starts at or after the end of the processed range, and raises for all others.
+
+def _drafter_falls_back() -> bool:
+    """Up to 0.23 `_gather_mm_embeddings` asserts on every miss; from 0.24 it uses the token embedding for an image
+    that starts at or after the end of the processed range, and raises for all others.
     """
     function = _runner_function("_gather_mm_embeddings")
     return not any(
         isinstance(node, ast.Assert) and "Encoder cache miss" in ast.unparse(node)
         for node in ast.walk(function)
     )
+
+
+def _drafts_without_room() -> Literal["zeros", "zeros if async", "none"]:
+    """Up to 0.13 nothing; up to 0.20 zeros, if scheduling is asynchronous and the drafter has a model; then zeros
+    always.
+    """
+    function = _runner_function("sample_tokens")
+    zeros = "self._draft_token_ids = torch.zeros(1"
+    for node in ast.walk(function):
+        if not isinstance(node, ast.If) or ast.unparse(node.test) != "not input_fits_in_drafter":
+            continue
+        if any(ast.unparse(statement).startswith(zeros) for statement in node.body):
+            return "zeros"
+    return "zeros if async" if zeros in ast.unparse(function) else "none"
 
 
 @functools.cache
@@ -141,3 +164,46 @@ def _runner_function(name: str) -> ast.FunctionDef:
     raise HarnessError(
         f"vLLM's GPUModelRunner has no {name}: the stub's contract must be read again for this release"
     )
+
+
+def attention_interfaces() -> tuple[Any, Any]:
+    """AttentionBackend and AttentionMetadataBuilder; they moved in 0.14."""
+    try:
+        from vllm.v1.attention.backend import AttentionBackend, AttentionMetadataBuilder
+    except ImportError:
+        from vllm.attention.backends.abstract import AttentionBackend
+        from vllm.v1.attention.backends.utils import AttentionMetadataBuilder
+    return AttentionBackend, AttentionMetadataBuilder
+
+
+def any_block_size() -> list[Any]:
+    """What an attention backend without demands on block sizes answers."""
+    multiple = optional("vllm.v1.attention.backend", "MultipleOf")
+    multiple = multiple or optional("vllm.attention.backends.abstract", "MultipleOf")  # up to 0.13
+    return [multiple(1)]
+
+
+def fix_kv_cache_layout(cache_config: Any) -> None:
+    """From 0.32 on the engine core resolves a layout that all layers obey: blocks, heads, slots, content."""
+    if hasattr(cache_config, "kv_cache_layout"):
+        cache_config.kv_cache_layout = "LBHNC"
+
+
+def kv_cache_tensors(groups: list[list[str]], page: int, num_blocks: int) -> list[Any]:
+    """KVCacheTensors for groups of layers (by name) whose i-th layers share memory; `page` is in bytes.
+
+    A tensor a set of layers that share it; from 0.32 on a tensor a group, placed in one allocation for all.
+    """
+    from vllm.v1.kv_cache_interface import KVCacheTensor
+
+    depth = max(map(len, groups))
+    size = num_blocks * page
+    if "shared_by" in accepts(KVCacheTensor):
+        return [
+            KVCacheTensor(size=size, shared_by=[names[i] for names in groups if i < len(names)])
+            for i in range(depth)
+        ]
+    return [
+        KVCacheTensor(size=size * depth, layers=names, layer_stride=size, block_stride=page)
+        for names in groups
+    ]

@@ -5,11 +5,11 @@ in the order of `EngineCoreProc.run_busy_loop`: first the input queue, then a st
 With `interleaving="free"` the same calls are made in orders that the contract allows and today's loop does not make.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from harness import build, compat, record
-from harness.executor import StubExecutor
+from harness.executor import Executor
 from harness.model import Reference
 from harness.oracles import ALL, Oracle
 from harness.oracles.exceptions import Exceptions
@@ -18,8 +18,10 @@ from harness.scenario import Abort, Arrive, Scenario, request_id
 from harness.step import copy_step
 from harness.trace import Occurred, Trace, Violated
 from harness.verdict import HarnessError, Violation
+from harness.worker.interface import Kind, Worker
 from harness.worker.observation import RunnerFailure
-from harness.worker.stub_v1 import StubV1
+from harness.worker.stub import StubWorker
+from harness.worker.tandem import Tandem
 from harness.world import Flight, Life, World
 
 DEFAULT_DELAY = 1
@@ -30,6 +32,17 @@ MAX_ITERATIONS = 20_000
 
 EVENTS = ("arrived", "aborted", "dispatched", "executed", "delivered", "settled", "drained")
 """What oracles are fed; see harness.oracles.base."""
+
+
+def _worker(kind: Kind, scenario: Scenario, references: Mapping[str, Reference]) -> Worker:
+    if kind is Kind.STUB:
+        return StubWorker(scenario.engine, references)
+    from harness.worker.device.worker import DeviceWorker  # torch, and vLLM's runner
+
+    device = DeviceWorker(scenario, references)
+    if kind is Kind.DEVICE:
+        return device
+    return Tandem(StubWorker(scenario.engine, references), device)
 
 
 def _listens(oracle: Oracle, event: str) -> bool:
@@ -47,14 +60,16 @@ class Stopped(BaseException):
 class Run:
     """One execution. Raises build.Rejected if vLLM refuses the configuration, HarnessError for our own faults."""
 
-    def __init__(self, scenario: Scenario, oracles: Iterable[type[Oracle]] = ALL) -> None:
+    def __init__(
+        self, scenario: Scenario, oracles: Iterable[type[Oracle]] = ALL, kind: Kind = Kind.STUB
+    ) -> None:
         self.scenario = scenario
         self.references = {
             request_id(index): Reference(scenario, index) for index in range(len(scenario.requests))
         }
-        self.core = build.engine_core(scenario.engine, StubExecutor(self))
+        self.core = build.engine_core(scenario.engine, Executor(self))
         self.world = World(scenario, self.references, self.core)
-        self.stub = StubV1(scenario.engine, self.references, drafter_falls_back=compat.drafter_falls_back())
+        self.worker = _worker(kind, scenario, self.references)
         self.trace = Trace()
         self.violations: dict[str, Violation] = {}
         """By fingerprint; the first of each."""
@@ -69,7 +84,6 @@ class Run:
         self._fatal = False
         self._due = 0
         self._next_event = 0
-        self._outputs: dict[int, Any] = {}
         self._free_queue: list[tuple[Any, Flight]] = []
         self._aborts: list[str] = []
         """Aborts in the aborts queue; the input queue delivers them too, an iteration later."""
@@ -144,6 +158,7 @@ class Run:
                 self.references[request],
                 arrival,
                 self.core.request_block_hasher,
+                self.worker.item_data,
             ),
         )
         self._each("arrived", life)
@@ -191,7 +206,7 @@ class Run:
             output, flight = self._free_queue.pop(0)
             self.arriving = flight
             compat.process_aborts(self.core)
-            outputs = scheduler.update_from_output(output, self._outputs[flight.step.index])
+            outputs = scheduler.update_from_output(output, flight.output())
             self._updated(outputs)
             if self.core.use_spec_decode and not self.core.async_scheduling and scheduled:
                 drafts = executor.take_draft_token_ids()
@@ -200,8 +215,8 @@ class Run:
 
     # -- the seams ----------------------------------------------------------------------------------------------
 
-    def dispatch(self, scheduler_output: Any) -> tuple[Flight, Any]:
-        """A step leaves for the worker: oracles, stub, trace. Returns its flight and the ModelRunnerOutput."""
+    def dispatch(self, scheduler_output: Any) -> Flight:
+        """A step leaves for the worker: oracles, trace, worker."""
         step = copy_step(scheduler_output, self.steps, self.world.iteration)
         self.steps += 1
         delays = self.scenario.step_delays or (DEFAULT_DELAY,)
@@ -210,32 +225,22 @@ class Run:
         self._each("dispatched", step)
         self._stop_if_fatal()
         try:
-            execution = self.stub.execute(step)
+            observations = self.worker.execute_model(step, scheduler_output)
         except RunnerFailure:
-            self._each("executed", step, tuple(self.stub.observations))
+            self._each("executed", step, self.worker.observations)
             self._stop_if_fatal()
             raise
-        self._each("executed", step, execution.observations)
+        self._each("executed", step, observations)
         self._stop_if_fatal()
-        flight.sampled = execution.sampled
+        flight.sampled = self.worker.sampled(step)
         self.world.flights.append(flight)
-        return flight, self._runner_output(flight)
+        if not step.total:
+            self.sample(flight, None)
+        return flight
 
-    def _runner_output(self, flight: Flight) -> Any:
-        from vllm.v1.outputs import ModelRunnerOutput
-
-        requests = list(flight.sampled)
-        output = compat.construct(
-            ModelRunnerOutput,
-            req_ids=requests,
-            req_id_to_index={request: i for i, request in enumerate(requests)},
-            sampled_token_ids=[list(tokens) for tokens in flight.sampled.values()],
-            logprobs=None,
-            prompt_logprobs_dict={},
-            pooler_output=[],
-        )
-        self._outputs[flight.step.index] = output
-        return output
+    def sample(self, flight: Flight, grammar_output: Any) -> None:
+        """The worker's second call for a step."""
+        flight.result = self.worker.sample_tokens(flight.step, grammar_output)
 
     def _updated(self, outputs: Any) -> None:
         """`update_from_output` has returned, if a result was taken at all."""

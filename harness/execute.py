@@ -12,6 +12,7 @@ from harness.oracles import ALL, Oracle
 from harness.scenario import Scenario
 from harness.trace import Trace
 from harness.verdict import Verdict, Violation, verdict_of
+from harness.worker.interface import Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +27,13 @@ class Result:
     """vLLM's own words, if it refused the configuration."""
 
 
-def execute(scenario: Scenario, oracles: Iterable[type[Oracle]] = ALL) -> Result:
-    """Runs a scenario once. HarnessError for our own faults, which are never findings."""
+def execute(scenario: Scenario, oracles: Iterable[type[Oracle]] = ALL, worker: Kind = Kind.STUB) -> Result:
+    """Runs a scenario once. HarnessError for our own faults, which are never findings.
+
+    Workers but the stub need a target that was activated for a device.
+    """
     try:
-        run = Run(scenario, oracles)
+        run = Run(scenario, oracles, worker)
     except build.Rejected as refusal:
         return Result(Verdict.REJECTED, (), Trace(), 0, str(refusal))
     run.execute()

@@ -3,7 +3,7 @@
 from typing import Any, Protocol
 
 from harness.verdict import HarnessError
-from harness.worker.stub_v1 import StubV1
+from harness.worker.interface import Worker
 from harness.world import Flight, World
 
 
@@ -11,67 +11,69 @@ class Dispatcher(Protocol):
     """Who runs a step and wants to know when its result is taken."""
 
     world: World
-    stub: StubV1
+    worker: Worker
     arriving: Flight | None
 
-    def dispatch(self, scheduler_output: Any) -> tuple[Flight, Any]:
-        """Runs the step; returns its flight and vLLM's ModelRunnerOutput."""
+    def dispatch(self, scheduler_output: Any) -> Flight:
+        """Starts the step."""
+
+    def sample(self, flight: Flight, grammar_output: Any) -> None:
+        """Ends the step; its result can be asked for."""
 
 
 class _Future:
-    """What the executor returns: a result that is there, and a scripted moment at which it seems to be."""
+    """What the executor returns: a result, and a scripted moment at which it seems to be there."""
 
-    def __init__(self, run: Dispatcher, flight: Flight | None, output: Any) -> None:
+    def __init__(self, run: Dispatcher, flight: Flight | None) -> None:
         self._run = run
         self._flight = flight
-        self._output = output
 
     def done(self) -> bool:
         return self._flight is None or self._flight.ready <= self._run.world.iteration
 
     def add_done_callback(self, callback: Any) -> None:
-        """The loop up to 0.13 logs failures through it; a failing stub raises at dispatch instead."""
+        """The loop up to 0.13 logs failures through it; a failing worker raises at dispatch instead."""
 
     def result(self, timeout: float | None = None) -> Any:
-        if self._flight is not None:
-            self._run.arriving = self._flight
-        return self._output
+        if self._flight is None:
+            return None
+        self._run.arriving = self._flight
+        return self._flight.output()
 
 
-class StubExecutor:
+class Executor:
     """The executor seam: what EngineCore calls in place of a process with a model."""
 
     max_concurrent_batches = 2
 
     def __init__(self, run: Dispatcher) -> None:
         self._run = run
-        self._pending: tuple[Flight, Any] | None = None
+        self._pending: Flight | None = None
 
     def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:
         """Runs the step. As in the V1 runner, the result of a step with tokens comes from `sample_tokens`."""
         if self._pending is not None:
             raise HarnessError("execute_model was called twice without sample_tokens")
-        flight, output = self._run.dispatch(scheduler_output)
+        flight = self._run.dispatch(scheduler_output)
         if flight.step.total:
-            self._pending = flight, output
-            future = _Future(self._run, None, None)
+            self._pending = flight
+            future = _Future(self._run, None)
         else:
-            future = _Future(self._run, flight, output)
+            future = _Future(self._run, flight)
         return future if non_block else future.result()
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
         """The pending step's output."""
         if self._pending is None:
             raise HarnessError("sample_tokens was called with nothing pending")
-        (flight, output), self._pending = self._pending, None
-        future = _Future(self._run, flight, output)
+        flight, self._pending = self._pending, None
+        self._run.sample(flight, grammar_output)
+        future = _Future(self._run, flight)
         return future if non_block else future.result()
 
     def take_draft_token_ids(self) -> Any:
         """The drafts of the last step; None before the first."""
         from vllm.v1.outputs import DraftTokenIds
 
-        drafts = self._run.stub.take_drafts()
-        if drafts is None:
-            return None
-        return DraftTokenIds(list(drafts), [list(ids) for ids in drafts.values()])
+        drafts = self._run.worker.take_drafts()
+        return None if drafts is None else DraftTokenIds(*drafts)

@@ -1,8 +1,12 @@
 """The reference language model: every token is a deterministic function of the whole prefix. Pure.
 
-The prefix of a sequence is folded into a 64-bit fingerprint, token by token. Position `i`'s fingerprint stands for the
-key and value that a causal model would keep there: it depends on everything up to and including token `i`, and, inside
-a multimodal item, on the item's identity. The next token is drawn from the fingerprint of the last position.
+Position `i` of a sequence has a 64-bit key, made of the position, its token and, inside a multimodal item, the
+item's identity and the place in it. The fingerprint of a prefix is the sum of its keys. Position `i`'s fingerprint
+stands for the key and value that a causal model would keep there: it depends on everything up to and including
+token `i`. The next token is drawn from the fingerprint of the last position.
+
+A sum, because the device worker's network computes the same function from keys that it finds in a real KV cache: exact
+in integers, in any order of summation, on any device (`harness.worker.device.network`).
 """
 
 import functools
@@ -14,29 +18,44 @@ PLACEHOLDER = 0
 """Token id at every position of a multimodal item, as vLLM's processors insert it."""
 EOS = 1
 STOP = 2
-_FIRST = 3
+FIRST = 3
 """First ordinary token id."""
 _MASK = (1 << 64) - 1
-_SEED = 0x9E3779B97F4A7C15
+SEED = 0x9E3779B97F4A7C15
 
 
 def mix(state: int, value: int) -> int:
     """One step of the fingerprint (the finaliser of splitmix64 over both words); 64 bits in, 64 bits out."""
-    z = (state * 0xBF58476D1CE4E5B9 + value + _SEED) & _MASK
+    z = (state * 0xBF58476D1CE4E5B9 + value + SEED) & _MASK
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
     return z ^ (z >> 31)
 
 
+def key(position: int, token: int, item: int) -> int:
+    """What one position adds to the fingerprint; `item` is 0 outside multimodal items (see `item_value`)."""
+    return mix(mix(mix(SEED, position), token), item)
+
+
+def item_value(identity: int, at: int) -> int:
+    """What a multimodal item's embedding says at its `at`-th position; below 2**24, so that a float32 holds it."""
+    return 1 + identity * 4096 + at
+
+
+def drawn(fingerprint: int) -> int:
+    """The ordinary token that follows a prefix."""
+    return FIRST + (mix(fingerprint, 0) >> 33) % (VOCABULARY - FIRST)
+
+
 @functools.cache
 def stream_token(stream: int, index: int) -> int:
     """Token `index` of a shared stream."""
-    return _FIRST + mix(mix(_SEED, stream), index) % (VOCABULARY - _FIRST)
+    return FIRST + mix(mix(SEED, stream), index) % (VOCABULARY - FIRST)
 
 
 def wrong_token(token: int) -> int:
     """A token that is certainly not `token`, nor one with a special meaning."""
-    return _FIRST + (token - _FIRST + 1) % (VOCABULARY - _FIRST) if token >= _FIRST else _FIRST
+    return FIRST + (token - FIRST + 1) % (VOCABULARY - FIRST) if token >= FIRST else FIRST
 
 
 class Reference:
@@ -55,13 +74,16 @@ class Reference:
         self.tokens: list[int] = []
         self.contents: list[int] = []
         """Fingerprint at each position."""
-        self._state = _SEED
+        self._state = 0
+        self._drafted, self._drafting_steps = 1, 0  # the first output is the prefill's, never a draft
+        self._errors: set[int] = set()
+        """Output positions, up to `_drafted`, at which the drafter errs."""
         for part in request.prompt:
             if isinstance(part, Image):
                 length = scenario.images[part.identity]
                 self.items.append((len(self.tokens), length, part.identity))
                 for at in range(length):
-                    self._extend(PLACEHOLDER, 1 + part.identity * 4096 + at)
+                    self._extend(PLACEHOLDER, item_value(part.identity, at))
             else:
                 self._extend_text(part)
         self.prompt_length = len(self.tokens)
@@ -71,7 +93,7 @@ class Reference:
             self._extend(stream_token(part.stream, at), 0)
 
     def _extend(self, token: int, item: int) -> None:
-        self._state = mix(mix(self._state, token), item)
+        self._state = (self._state + key(len(self.tokens), token, item)) & _MASK
         self.tokens.append(token)
         self.contents.append(self._state)
 
@@ -84,7 +106,7 @@ class Reference:
             elif output == self.request.stop_at:
                 token = STOP
             else:
-                token = _FIRST + mix(self._state, 0) % (VOCABULARY - _FIRST)
+                token = drawn(self._state)
             self._extend(token, 0)
         return self.tokens[position]
 
@@ -92,6 +114,49 @@ class Reference:
         """The true fingerprint at a position."""
         self.token(position)
         return self.contents[position]
+
+    def errs(self, position: int, num_speculative_tokens: int) -> bool:
+        """Whether a drafter that has the true prefix proposes a wrong token for an output position.
+
+        `acceptance` is laid along the outputs: a drafting step with `a` right drafts takes `a` positions, and one
+        more for the token that the target adds; the position after the right drafts is where the drafter errs,
+        unless all were right. A property of the position, not of the schedule: a request that is preempted, or runs
+        beside others, meets the same answers; undisturbed, each drafting step has exactly the accepted count that
+        the script says.
+        """
+        script = self.request.acceptance
+        if not script:
+            return False
+        while self._drafted <= position - self.prompt_length:
+            right = min(script[self._drafting_steps % len(script)], num_speculative_tokens)
+            self._drafting_steps += 1
+            if right < num_speculative_tokens:
+                self._errors.add(self._drafted + right)
+            self._drafted += right + 1
+        return position - self.prompt_length in self._errors
+
+    def drafts(self, position: int, num_speculative_tokens: int) -> list[int]:
+        """What the drafter proposes for `position` and the positions after it, given the true tokens before."""
+        drafts: list[int] = []
+        state = self.content(position - 1)
+        for at in range(position, position + num_speculative_tokens):
+            if state != self.content(at - 1):
+                token = drawn(state)  # after an error of its own it knows only its rule
+            elif self.errs(at, num_speculative_tokens):
+                token = wrong_token(self.token(at))
+            else:
+                token = self.token(at)
+            drafts.append(token)
+            state = (state + key(at, token, 0)) & _MASK
+        return drafts
+
+    def matched(self, position: int, num_speculative_tokens: int) -> list[int]:
+        """`drafts` as an n-gram search makes them: nothing, or what is right and one wrong guess after it."""
+        drafts = self.drafts(position, num_speculative_tokens)
+        for right, draft in enumerate(drafts):
+            if draft != self.token(position + right):
+                return drafts[: right + 1] if right else []
+        return drafts
 
     def expected_output(self) -> tuple[list[int], str]:
         """The tokens that the client must receive, and the finish reason in vLLM's words (`stop` or `length`)."""

@@ -96,7 +96,7 @@ class Request(_Base, frozen=True):
 
     `eos_at` and `stop_at` give the output position (0 is the first generated token) at which the reference model emits
     EOS or a stop token. `acceptance` cycles over the request's drafting steps: how many drafts, from the first, will
-    be right (capped by `num_speculative_tokens`).
+    be right (capped by `num_speculative_tokens`); it is laid along the outputs, see `Reference.errs`.
     """
 
     prompt: Annotated[tuple[Part, ...], Meta(min_length=1, max_length=16)] = msgspec.field(

@@ -28,6 +28,8 @@ class NewRow:
     """Multimodal items as (offset, length, hash)."""
     block_ids: tuple[tuple[int, ...], ...]
     computed: int
+    stripped: tuple[int, ...] = ()
+    """Indices of items that come without the data that the encoder needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,7 @@ def copy_step(output: Any, index: int, iteration: int) -> Step:
                 ),
                 block_ids=tuple(map(tuple, new.block_ids)),
                 computed=new.num_computed_tokens,
+                stripped=tuple(i for i, feature in enumerate(new.mm_features) if feature.data is None),
             )
             for new in output.scheduled_new_reqs
         ),

@@ -1,14 +1,17 @@
 """Which vLLM runs: the installed one, a source tree, or a release (`harness.releases` fetches and keeps those).
 
-`activate` puts a target ahead on the path and pins what would let one vLLM differ from machine to machine:
-the environment variables that vLLM reads, its plugins, and the platform, which is always vLLM's "unspecified"
-one (the CPU platform switches asynchronous scheduling off, and an accelerator's depends on the machine).
+`activate` puts a target ahead on the path and pins what would let one vLLM differ from machine to machine: the
+environment variables that vLLM reads, its plugins, and the platform, which is vLLM's "unspecified" one (the CPU
+platform switches asynchronous scheduling off, and an accelerator's depends on the machine) unless a device worker
+is to run.
 
 Errors that the user can remedy are `TargetError`, one line each. This module imports no vLLM.
 """
 
 from __future__ import annotations
 
+import enum
+import importlib
 import importlib.machinery
 import importlib.util
 import os
@@ -34,6 +37,7 @@ from harness.releases import (
 )
 
 __all__ = [
+    "Platform",
     "SUPPORTED",
     "Target",
     "TargetError",
@@ -43,6 +47,7 @@ __all__ = [
     "check",
     "fetch",
     "hash_seed_is_fixed",
+    "platform",
     "resolve",
 ]
 
@@ -60,6 +65,22 @@ _ENVIRONMENT = {
 }
 _KEPT = ("VLLM_LOGGING_LEVEL", "VLLM_CACHE_ROOT", "VLLM_CONFIG_ROOT")
 _on_path: list[str] = []  # what `activate` put on sys.path
+
+
+class Platform(enum.StrEnum):
+    """What vLLM takes the machine for. Device workers need a real one; `CUDA` is what vLLM detects for itself."""
+
+    NONE = "none"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+_platform = Platform.NONE  # of the vLLM that `activate` chose
+
+
+def platform() -> Platform:
+    """The platform that `activate` chose in this process."""
+    return _platform
 
 
 @dataclass(frozen=True)
@@ -112,11 +133,13 @@ def cached() -> list[Target]:
     return [Target(version, version, entry_path(version)) for version in SUPPORTED if is_whole(version)]
 
 
-def activate(target: Target) -> None:
+def activate(target: Target, platform: Platform = Platform.NONE) -> None:
     """Make ``import vllm`` mean the target, in this process and in those that it starts.
 
-    Call it before anything imports vllm. Raises TargetError when another vLLM has been imported already.
+    Call it before anything imports vllm. Raises TargetError when another vLLM, or the same for another platform, has
+    been imported already.
     """
+    global _platform
     root = target.path or _installed_root()
     if root is None:
         raise TargetError("no vLLM is installed for this Python; give a release number or a source tree")
@@ -127,6 +150,11 @@ def activate(target: Target) -> None:
             raise TargetError(
                 f"another vLLM is already imported, from {origin}; use a new process for {target.spec}"
             )
+        if _platform is not platform:
+            raise TargetError(
+                f"vLLM is already imported for platform {_platform}; use a new process for {platform}"
+            )
+    _platform = platform
     paths = []
     if target.path is not None:
         paths = [str(target.path)]
@@ -143,8 +171,8 @@ def activate(target: Target) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(paths + [p for p in others if p not in paths])
     sys.path[:] = paths + [p for p in sys.path if p not in paths and not _is_ours(p)]
     _on_path[:] = paths
-    if not any(isinstance(finder, _PinPlatform) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _PinPlatform())
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _PinPlatform)]
+    sys.meta_path.insert(0, _PinPlatform(platform))
 
 
 def hash_seed_is_fixed() -> bool:
@@ -157,7 +185,10 @@ def hash_seed_is_fixed() -> bool:
 
 
 class _PinPlatform(MetaPathFinder):
-    """Gives ``vllm.platforms`` the unspecified platform as soon as it is imported, instead of what it would detect."""
+    """Gives ``vllm.platforms`` our platform as soon as it is imported, instead of what it would detect."""
+
+    def __init__(self, platform: Platform) -> None:
+        self.platform = platform
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -171,7 +202,11 @@ class _PinPlatform(MetaPathFinder):
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
-            vars(module)["_current_platform"] = module.interface.UnspecifiedPlatform()
+            if self.platform is Platform.NONE:
+                vars(module)["_current_platform"] = module.interface.UnspecifiedPlatform()
+            elif self.platform is Platform.CPU:
+                cpu = importlib.import_module("vllm.platforms.cpu")
+                vars(module)["_current_platform"] = cpu.CpuPlatform()
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

@@ -4,13 +4,14 @@ The record (who arrived, what was delivered, which steps are in flight) is kept 
 vLLM's state with facts and not with vLLM's own bookkeeping.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from harness.model import Reference
 from harness.scenario import Engine, Scenario
 from harness.step import Step
+from harness.verdict import HarnessError
 
 
 @dataclass(slots=True)
@@ -35,6 +36,17 @@ class Flight:
     ready: int
     """Iteration from which on its result is ready."""
     sampled: dict[str, list[int]] = field(default_factory=dict)
+    """As far as it is known: a device tells only with its result."""
+    result: Callable[[], Any] | None = None
+
+    def output(self) -> Any:
+        """vLLM's ModelRunnerOutput; waits for the device if there is one."""
+        if self.result is None:
+            raise HarnessError(f"step {self.step.index} has no result")
+        output, self.result = self.result(), None
+        self.result = lambda: output
+        self.sampled = dict(zip(output.req_ids, map(list, output.sampled_token_ids), strict=False))
+        return output
 
 
 class World:

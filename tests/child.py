@@ -6,6 +6,7 @@ The first line of the answer is about the release; then comes one line for each 
 standard error.
 """
 
+import dataclasses
 import json
 import sys
 
@@ -22,7 +23,7 @@ def main() -> None:
 
     release = {
         "version": vllm.__version__,
-        "drafter_falls_back": compat.drafter_falls_back(),
+        "traits": dataclasses.asdict(compat.runner_traits()),
     }
     print(json.dumps(release), file=answers)
     for line in sys.stdin.buffer:

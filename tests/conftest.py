@@ -20,6 +20,7 @@ from harness import target
 from harness.execute import Result, execute
 from harness.scenario import Scenario
 from harness.testing import VARIABLE
+from harness.worker.traits import Traits
 from scenarios import LEGAL, generated
 
 pytest.register_assert_rewrite("oracles.faults")
@@ -54,7 +55,7 @@ class Release:
     """What a process of its own said: about its vLLM, and about each scenario."""
 
     version: str
-    drafter_falls_back: bool
+    traits: Traits
     shown: tuple[Shown, ...]
 
 
@@ -75,7 +76,8 @@ def ask(version: str, scenarios: tuple[Scenario, ...] = (), hash_seed: str = "0"
     assert done.returncode == 0, done.stderr.decode(errors="replace")[-4000:]
     release, *shown = map(json.loads, done.stdout.splitlines())
     return Release(
-        **release,
+        version=release["version"],
+        traits=Traits(**release["traits"]),
         shown=tuple(
             Shown(one["verdict"], tuple(map(tuple, one["violations"])), one["digest"]) for one in shown
         ),

@@ -4,15 +4,22 @@ import pytest
 
 from conftest import ask
 from harness import compat
+from harness.worker.traits import Traits
 
 
 @pytest.mark.parametrize(
-    ("version", "falls_back"), [("0.19.0", False), ("0.23.0", False), ("0.24.0", True), ("0.33.0", True)]
+    ("version", "falls_back", "without_room", "clamped"),
+    [
+        ("0.12.0", False, "none", False),
+        ("0.19.0", False, "zeros if async", False),
+        ("0.23.0", False, "zeros", False),
+        ("0.24.0", True, "zeros", False),
+        ("0.33.0", True, "zeros", True),
+    ],
 )
-def test_the_drafter_s_look_ahead(version, falls_back):
-    """An assertion up to 0.23, a fallback to the token embedding from 0.24."""
+def test_the_runner_s_traits(version, falls_back, without_room, clamped):
     release = ask(version)
-    assert (release.version, release.drafter_falls_back) == (version, falls_back)
+    assert (release.version, release.traits) == (version, Traits(falls_back, without_room, clamped))
 
 
 class Base:

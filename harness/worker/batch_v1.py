@@ -13,6 +13,7 @@ from harness.model import Reference
 from harness.scenario import image_hash
 from harness.step import CachedRow, NewRow, Step
 from harness.worker.observation import Breach, Observation, RunnerFailure
+from harness.worker.traits import NEWEST, Traits
 
 UNRESOLVED = -1
 """A token that exists on the device only (async scheduling), as in the real runner's CPU rows."""
@@ -25,18 +26,21 @@ class CachedRequest:
     reference: Reference
     prompt: tuple[int, ...]
     items: tuple[tuple[int, int, str], ...]
+    stripped: tuple[int, ...]
     tables: list[list[int]]
     computed: int
     outputs: list[int] = field(default_factory=list)
     row: list[int] = field(default_factory=list)
     prev_num_draft_len: int = 0
-    drafting_steps: int = 0
 
 
 class BatchV1:
     """What the runner remembers between steps."""
 
-    def __init__(self, references: Mapping[str, Reference], *, async_scheduling: bool) -> None:
+    def __init__(
+        self, references: Mapping[str, Reference], *, async_scheduling: bool, traits: Traits = NEWEST
+    ) -> None:
+        self.traits = traits
         self.references = references
         self.async_scheduling = async_scheduling
         self.requests: dict[str, CachedRequest] = {}
@@ -101,6 +105,7 @@ class BatchV1:
             reference=reference,
             prompt=row.prompt,
             items=row.items,
+            stripped=row.stripped,
             tables=[list(blocks) for blocks in row.block_ids],
             computed=row.computed,
         )
@@ -113,10 +118,15 @@ class BatchV1:
             message = f"{row.request} is sent as known, but the worker does not know it"
             raise self.fail(Breach("unknown-request", message, row.request, True))
         in_batch = row.request in self.rows
-        if cached.prev_num_draft_len and self.async_scheduling and in_batch:
-            cached.outputs.extend([UNRESOLVED] * cached.prev_num_draft_len)
-            self.corrections[row.request] = cached.prev_num_draft_len
         cached.computed = row.computed
+        if cached.prev_num_draft_len and self.async_scheduling and in_batch:
+            accepted = cached.prev_num_draft_len
+            if self.traits.counts_are_optimistic:
+                self.corrections[row.request] = accepted
+            else:
+                accepted = len(self.prev_sampled[row.request]) - 1
+                cached.computed -= cached.prev_num_draft_len - accepted
+            cached.outputs.extend([UNRESOLVED] * accepted)
         if row.num_output < len(cached.outputs):
             del cached.outputs[row.num_output :]
             if in_batch:

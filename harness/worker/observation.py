@@ -24,7 +24,7 @@ class EncoderMiss:
     image: str
     window: str
     reason: str
-    """`never encoded` or `evicted`."""
+    """`never encoded`, `evicted`, or `sent without the data that its encoder needs`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ The target samples what the reference model says; the drafter is right as often 
 modelled: the drafter's own KV entries (ledger 41838), which decide acceptance but never the output.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,9 +17,10 @@ import numpy as np
 from harness.model import Reference, mix, wrong_token
 from harness.scenario import Engine
 from harness.step import Step
-from harness.worker.batch_v1 import BatchV1
+from harness.worker.batch_v1 import UNRESOLVED, BatchV1
 from harness.worker.observation import Breach, EncoderMiss, KvMismatch, Observation, RunnerFailure
 from harness.worker.shadow import KvShadow
+from harness.worker.traits import Traits
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +34,19 @@ class Execution:
 class StubV1:
     """One worker for one execution. `references` maps request ids to their truth."""
 
-    def __init__(
-        self, engine: Engine, references: Mapping[str, Reference], *, drafter_falls_back: bool
-    ) -> None:
+    def __init__(self, engine: Engine, references: Mapping[str, Reference], traits: Traits) -> None:
         self.engine = engine
-        self.drafter_falls_back = drafter_falls_back
+        self.traits = traits
         speculative = engine.speculative
         self.num_spec = speculative.num_speculative_tokens if speculative else 0
         self.looks_ahead = speculative is not None and speculative.method != "ngram"
         self.windows = [0, engine.sliding_window] if engine.sliding_window else [0]
         self.kv = KvShadow(engine.num_gpu_blocks, engine.block_size, len(self.windows))
-        self.batch = BatchV1(references, async_scheduling=engine.async_scheduling)
+        self.batch = BatchV1(references, async_scheduling=engine.async_scheduling, traits=traits)
         self.encoder_cache: set[str] = set()
         self.ever_encoded: set[str] = set()
+        self.stripped: set[str] = set()
+        """Images that could not be encoded, since their data was left out."""
         self.drafts: dict[str, list[int]] | None = None
 
     @property
@@ -68,6 +69,7 @@ class StubV1:
         self._run_encoder(step)
         for request in self.batch.rows:
             self._gather(request, self.batch.requests[request].computed, step.scheduled[request], "target")
+        self._embed(step, inputs)
         self._forward(starts, inputs)
         sampled = {
             request: self._sample(step, request, starts[request], inputs[request]) for request in starts
@@ -84,8 +86,12 @@ class StubV1:
 
     def _run_encoder(self, step: Step) -> None:
         for request, indices in step.encoder_inputs.items():
+            cached = self.batch.requests[request]
             for index in indices:
-                image = self.batch.requests[request].items[index][2]
+                image = cached.items[index][2]
+                if index in cached.stripped:
+                    self.stripped.add(image)  # the runner skips it, and says nothing
+                    continue
                 self.encoder_cache.add(image)
                 self.ever_encoded.add(image)
 
@@ -95,11 +101,22 @@ class StubV1:
         for offset, length, image in self.batch.requests[request].items:
             if offset >= start + count or offset + length <= start or image in self.encoder_cache:
                 continue
-            if self.drafter_falls_back and offset >= end_of_target:
+            if self.traits.drafter_falls_back and offset >= end_of_target:
                 continue
             reason = "evicted" if image in self.ever_encoded else "never encoded"
+            if image in self.stripped:
+                reason = "sent without the data that its encoder needs"
             self.observations.append(EncoderMiss(request, image, window, reason))
             raise RunnerFailure(f"Encoder cache miss for {image}.")
+
+    def _embed(self, step: Step, inputs: dict[str, list[int]]) -> None:
+        """A placeholder that no device token has replaced. It gets to the device only if the step has other tokens
+        that the host must send (`_prepare_input_ids`); else what is left there from the last step is embedded."""
+        sent = step.total - sum(map(len, step.drafts.values())) > len(self.batch.prev_sampled)
+        for request, tokens in inputs.items():
+            if sent and UNRESOLVED in tokens and not self.traits.placeholders_are_clamped:
+                message = f"{request} is fed a placeholder (-1), which no embedding has"
+                raise self.batch.fail(Breach("placeholder-fed", message, request, True))
 
     # -- target -------------------------------------------------------------------------------------------------
 
@@ -193,29 +210,33 @@ class StubV1:
                 self._gather(
                     request, self.batch.requests[request].computed + 1, step.scheduled[request], "drafter"
                 )
-        self.drafts = {
-            request: self._draft(request, starts[request] + step.scheduled[request], step, sampled[request])
-            if fits
-            else ([0] * self.num_spec if self.looks_ahead else [])
-            for request in starts
-        }
-        self.batch.device_drafts = self.drafts
+        if fits:
+            self.drafts = {
+                request: self._draft(
+                    request, starts[request] + step.scheduled[request], step, sampled[request]
+                )
+                for request in starts
+            }
+        else:
+            self.drafts = self._drafts_without_room(starts)
+        self.batch.device_drafts = self.drafts or {}
+
+    def _drafts_without_room(self, rows: Iterable[str]) -> dict[str, list[int]] | None:
+        rule = self.traits.drafts_without_room
+        if rule == "zeros" or (
+            rule == "zeros if async" and self.engine.async_scheduling and self.looks_ahead
+        ):
+            return {request: [0] * self.num_spec for request in rows}
+        return None
 
     def _draft(self, request: str, end: int, step: Step, sampled: list[int]) -> list[int]:
         cached = self.batch.requests[request]
         if not sampled:
             return [wrong_token(0)] * self.num_spec if self.looks_ahead else []
-        script = cached.reference.request.acceptance or (self.num_spec,)
-        right = min(script[cached.drafting_steps % len(script)], self.num_spec)
-        cached.drafting_steps += 1
         first = end - len(step.drafts.get(request, ())) + len(sampled)
-        drafts = [cached.reference.token(first + i) for i in range(right)]
         if self.looks_ahead:
-            drafts += [wrong_token(cached.reference.token(first + i)) for i in range(right, self.num_spec)]
-        elif 0 < right < self.num_spec:
-            # An n-gram match is as long as it is; the token after the right ones is a wrong guess.
-            drafts.append(wrong_token(cached.reference.token(first + right)))
-        return drafts
+            return cached.reference.drafts(first, self.num_spec)
+        return cached.reference.matched(first, self.num_spec)
 
     def take_drafts(self) -> dict[str, list[int]] | None:
         """Drafts of the last step that sampled, per row (what `take_draft_token_ids` returns)."""

@@ -4,6 +4,7 @@ import pytest
 
 from harness import compat
 from harness.oracles.encoder_presence import EncoderPresence
+from harness.worker.traits import Traits
 from oracles.faults import SCHEDULE, Fault, after, assert_heard, assert_quiet, faults, heard, plant
 from scenarios import LOOK_AHEAD
 
@@ -59,7 +60,7 @@ def test_hears(monkeypatch, fault):
     ("falls_back", "said"), [(False, [("O4", "drafter-read-miss", "never encoded")]), (True, [])]
 )
 def test_the_drafter_s_window_is_judged_as_the_release_s_runner_does(monkeypatch, falls_back, said):
-    monkeypatch.setattr(compat, "drafter_falls_back", lambda: falls_back)
+    monkeypatch.setattr(compat, "runner_traits", lambda: Traits(drafter_falls_back=falls_back))
     assert heard(LOOK_AHEAD, EncoderPresence) == []
     plant(monkeypatch, TRY, ignore_look_ahead)
     assert heard(LOOK_AHEAD, EncoderPresence) == said

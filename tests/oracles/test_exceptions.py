@@ -4,7 +4,7 @@ import pytest
 
 from harness import build
 from harness.execute import execute
-from harness.executor import StubExecutor
+from harness.executor import Executor
 from harness.oracles.exceptions import Exceptions
 from harness.oracles.queues import Queues
 from harness.verdict import HarnessError
@@ -64,7 +64,7 @@ def test_our_own_exceptions_are_no_findings(monkeypatch, ours, method):
 
 
 def test_what_vllm_misses_in_our_executor_is_no_finding(monkeypatch):
-    monkeypatch.delattr(StubExecutor, "sample_tokens")
+    monkeypatch.delattr(Executor, "sample_tokens")
     with pytest.raises(HarnessError, match="sample_tokens"):
         execute(LEGAL["plain"])
 

@@ -1,10 +1,13 @@
 """Steps made by hand, as the scheduler would send them, for a worker without vLLM."""
 
+from typing import Any
+
 from harness.model import Reference
 from harness.scenario import Engine, Image, Request, Scenario, Text
 from harness.step import CachedRow, NewRow, Step
 from harness.worker.batch_v1 import BatchV1
 from harness.worker.stub_v1 import StubV1
+from harness.worker.traits import Traits
 
 ENGINE = Engine(block_size=4, num_gpu_blocks=16, max_model_len=32)
 
@@ -76,5 +79,5 @@ def batch(known: dict[str, Reference], *, asynchronous: bool = False) -> BatchV1
     return BatchV1(known, async_scheduling=asynchronous)
 
 
-def stub(known: dict[str, Reference], engine: Engine = ENGINE, *, falls_back: bool = True) -> StubV1:
-    return StubV1(engine, known, drafter_falls_back=falls_back)
+def stub(known: dict[str, Reference], engine: Engine = ENGINE, **traits: Any) -> StubV1:
+    return StubV1(engine, known, Traits(**traits))

@@ -1,0 +1,168 @@
+"""Scenario.engine -> the VllmConfig and KVCacheConfig of a worker that runs our network.
+
+The scheduler has a configuration of its own (`harness.build`), the same for every worker; the two agree on every
+number that both read. A ModelConfig is real here: the runner asks it more than a stand-in could know. It reads a
+`config.json` that we write, and finds our classes in vLLM's registry; nothing is downloaded and no class is
+inspected in another process.
+"""
+
+import functools
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from harness import compat
+from harness.model import VOCABULARY
+from harness.scenario import MAX_MODEL_LEN, Engine
+from harness.worker.device.integers import LIMBS
+
+LOADER = "schedfuzz"
+WIDTH = 8
+"""Hidden size: a fingerprint's limbs, or an embedding's row, and room."""
+
+
+def device_type() -> str:
+    """`cpu` or `cuda`, as the active platform says."""
+    from vllm.platforms import current_platform
+
+    return str(current_platform.device_type)
+
+
+def architecture(engine: Engine) -> str:
+    """Which of our networks an engine needs."""
+    return "Schedfuzz" + "Image" * bool(engine.encoder) + "Window" * bool(engine.sliding_window) + "Target"
+
+
+@functools.cache
+def _checkpoint(architecture: str) -> str:
+    """A folder with the configuration of a model that has no weights."""
+    settings = {
+        "architectures": [architecture],
+        "model_type": "llama",  # one that transformers knows; nothing of it is used
+        "hidden_size": WIDTH,
+        "intermediate_size": WIDTH,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "head_dim": WIDTH,
+        "num_hidden_layers": 1,
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": 2 * MAX_MODEL_LEN,
+        "torch_dtype": "float32",
+    }
+    folder = Path(tempfile.mkdtemp(prefix="schedfuzz-model-"))
+    (folder / "config.json").write_text(json.dumps(settings), encoding="utf-8")
+    return str(folder)
+
+
+def _model_config(name: str, engine: Engine, runner: str = "generate") -> Any:
+    from vllm.config import ModelConfig
+
+    config = ModelConfig(
+        model=_checkpoint(name),
+        tokenizer=_checkpoint(name),
+        skip_tokenizer_init=True,
+        dtype="float32",
+        max_model_len=engine.max_model_len,
+        enforce_eager=True,
+        seed=0,
+        runner=runner,
+    )
+    config.hf_config.schedfuzz_window = engine.sliding_window
+    return config
+
+
+def vllm_config(engine: Engine) -> Any:
+    """The worker's VllmConfig; vLLM's own errors go through."""
+    from vllm.config import CacheConfig, DeviceConfig, LoadConfig, ParallelConfig, SchedulerConfig, VllmConfig
+
+    config = compat.construct(
+        VllmConfig,
+        model_config=_model_config(architecture(engine), engine),
+        scheduler_config=compat.construct(
+            SchedulerConfig,
+            max_num_seqs=engine.max_num_seqs,
+            max_num_batched_tokens=engine.max_num_batched_tokens,
+            max_model_len=engine.max_model_len,
+            is_encoder_decoder=False,
+            is_multimodal_model=engine.encoder is not None,
+            enable_chunked_prefill=engine.enable_chunked_prefill,
+            async_scheduling=engine.async_scheduling,
+        ),
+        cache_config=compat.construct(
+            CacheConfig, block_size=engine.block_size, enable_prefix_caching=engine.enable_prefix_caching
+        ),
+        parallel_config=ParallelConfig(),
+        device_config=DeviceConfig(device=device_type()),
+        load_config=LoadConfig(load_format=LOADER),
+    )
+    # What VllmConfig settles for a platform (no asynchronous scheduling on a CPU), said again.
+    config.scheduler_config.async_scheduling = engine.async_scheduling
+    config.cache_config.block_size = engine.block_size
+    config.cache_config.num_gpu_blocks = engine.num_gpu_blocks
+    compat.fix_kv_cache_layout(config.cache_config)
+    config.speculative_config = _speculative_config(engine, config)
+    return config
+
+
+def _speculative_config(engine: Engine, config: Any) -> Any:
+    from vllm.config import SpeculativeConfig
+
+    speculative = engine.speculative
+    if speculative is None:
+        return None
+    drafter = {"eagle": "SchedfuzzDrafter", "mtp": "SchedfuzzMtpDrafter", "ngram": None}[speculative.method]
+    count = speculative.num_speculative_tokens
+    return compat.default_instance(
+        SpeculativeConfig,
+        method=speculative.method,
+        num_speculative_tokens=count,
+        target_model_config=config.model_config,
+        target_parallel_config=config.parallel_config,
+        draft_model_config=drafter and _model_config(drafter, engine, "draft"),
+        draft_parallel_config=config.parallel_config,
+        speculative_token_tree=str([(0,) * (depth + 1) for depth in range(count)]),
+    )
+
+
+def layer(role: str) -> str:
+    """The name of a memory; the number in it is what vLLM orders caches by."""
+    return f"model.layers.{('full', 'window', 'drafter').index(role)}.{role}"
+
+
+def spec_of(config: Any, role: str) -> Any:
+    """The KV cache spec of a memory: pages for one head of `LIMBS` floats, key and value."""
+    import torch
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
+
+    common = {
+        "block_size": config.cache_config.block_size,
+        "num_kv_heads": 1,
+        "head_size": LIMBS,
+        "dtype": torch.float32,
+    }
+    if role == "window":
+        window = config.model_config.hf_config.schedfuzz_window
+        return compat.construct(SlidingWindowSpec, sliding_window=window, **common)
+    return compat.construct(FullAttentionSpec, **common)
+
+
+def kv_cache_config(engine: Engine, config: Any) -> Any:
+    """The groups of `harness.build.kv_cache_config`, with layers and memory: as in vLLM's own grouping, the i-th
+    layers of all groups share one tensor, since a block belongs to one group at a time.
+    """
+    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
+
+    drafts = bool(engine.speculative and engine.speculative.method != "ngram")
+    groups = {"full": [layer("full")] + [layer("drafter")] * drafts}
+    if engine.sliding_window:
+        groups["window"] = [layer("window")]
+    page = spec_of(config, "full").page_size_bytes
+    return KVCacheConfig(
+        num_blocks=engine.num_gpu_blocks,
+        kv_cache_tensors=compat.kv_cache_tensors(list(groups.values()), page, engine.num_gpu_blocks),
+        kv_cache_groups=[
+            KVCacheGroupSpec(layer_names=names, kv_cache_spec=spec_of(config, role))
+            for role, names in groups.items()
+        ],
+    )

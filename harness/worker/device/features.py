@@ -1,0 +1,42 @@
+"""Multimodal items with precomputed features: what takes the place of an image processor and of a vision tower."""
+
+from typing import Any
+
+import torch
+
+from harness import compat
+from harness.model import PLACEHOLDER, item_value
+from harness.worker.device.config import WIDTH
+
+FIELD = "features"
+
+
+def item_data(identity: int, length: int) -> Any:
+    """The MultiModalKwargsItem of an item: its encoder output, [length, WIDTH], which the network's encoder passes
+    on.
+    """
+    from vllm.multimodal.inputs import MultiModalBatchedField, MultiModalFieldElem, MultiModalKwargsItem
+
+    rows = torch.zeros(length, WIDTH)
+    rows[:, 0] = PLACEHOLDER
+    rows[:, 1] = torch.tensor([float(item_value(identity, at)) for at in range(length)])
+    element = compat.construct(
+        MultiModalFieldElem, modality="image", key=FIELD, data=rows, field=MultiModalBatchedField()
+    )
+    return MultiModalKwargsItem({FIELD: element})
+
+
+def do_without_processor() -> None:
+    """Lets a model that accepts items be one without a registered processor, which vLLM would ask for dummy inputs."""
+    from vllm.config import ModelConfig
+    from vllm.multimodal import MULTIMODAL_REGISTRY
+    from vllm.v1.worker import gpu_model_runner
+
+    def accepts_items(_: Any, model_config: Any) -> bool:
+        return bool(model_config.is_multimodal_model)
+
+    type(MULTIMODAL_REGISTRY).supports_multimodal_inputs = accepts_items
+    if hasattr(ModelConfig, "supports_multimodal_inputs"):  # from 0.30 on
+        ModelConfig.supports_multimodal_inputs = property(lambda config: config.is_multimodal_model)
+    # Encoder profiling, its only use in a runner, does not happen here.
+    gpu_model_runner.MultiModalBudget = lambda *_: None

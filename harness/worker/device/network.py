@@ -1,0 +1,219 @@
+"""The network: `harness.model`'s reference model and a drafter for it, as model classes of vLLM.
+
+Not trained but exact: a hidden state is the fingerprint of a prefix, and the target's next token is the
+reference's. Its weights are tables that belong to the scenario (`harness.worker.device.answers`): prefixes after
+which it says EOS or STOP, and prefixes after which the drafter is wrong.
+
+An embedding's row is [token, item]; an encoder output is such rows, so a multimodal item that is missing, or another
+one's, gives another fingerprint.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from vllm.model_executor.models.interfaces import SupportsMultiModal
+
+from harness.model import FIRST, PLACEHOLDER, SEED, VOCABULARY
+from harness.worker.device import integers
+from harness.worker.device.config import WIDTH
+from harness.worker.device.features import FIELD
+from harness.worker.device.memory import Memory
+
+_SCRAMBLE = integers.signed(SEED | 1)
+"""Odd, so that multiplying by it loses nothing."""
+
+
+class Tables:
+    """The weights: what the network says against its rule."""
+
+    def __init__(self) -> None:
+        self.fill({}, frozenset(), torch.device("cpu"))
+
+    def fill(self, answers: Mapping[int, int], mistakes: frozenset[int], device: torch.device) -> None:
+        """`answers` maps fingerprints (unsigned words) to tokens; after `mistakes` the drafter errs."""
+        known = sorted((integers.signed(word), token) for word, token in answers.items())
+        wrong = sorted(integers.signed(word) for word in mistakes)
+        self.words = torch.tensor([word for word, _ in known], dtype=torch.int64, device=device)
+        self.tokens = torch.tensor([token for _, token in known], dtype=torch.int64, device=device)
+        self.mistakes = torch.tensor(wrong, dtype=torch.int64, device=device)
+
+    def next_tokens(self, fingerprints: torch.Tensor) -> torch.Tensor:
+        """The target's answer to each prefix."""
+        tokens = integers.drawn(fingerprints)
+        if len(self.words):
+            at = torch.searchsorted(self.words, fingerprints).clamp(max=len(self.words) - 1)
+            tokens = torch.where(self.words[at] == fingerprints, self.tokens[at], tokens)
+        return tokens
+
+    def drafts(self, fingerprints: torch.Tensor) -> torch.Tensor:
+        """The drafter's guess after each prefix (`harness.model.wrong_token` where it errs)."""
+        tokens = self.next_tokens(fingerprints)
+        wrong = torch.where(tokens >= FIRST, FIRST + (tokens - FIRST + 1) % (VOCABULARY - FIRST), FIRST)
+        return torch.where(torch.isin(fingerprints, self.mistakes), wrong, tokens)
+
+
+TABLES = Tables()
+"""One network a process, as vLLM's runner holds one model."""
+
+
+def _logits(tokens: torch.Tensor) -> torch.Tensor:
+    logits = torch.zeros(len(tokens), VOCABULARY, dtype=torch.float32, device=tokens.device)
+    return logits.scatter_(1, tokens.unsqueeze(1), 1.0)
+
+
+def _hidden(fingerprints: torch.Tensor) -> torch.Tensor:
+    return nn.functional.pad(integers.to_limbs(fingerprints), (0, WIDTH - integers.LIMBS))
+
+
+def _fingerprints(hidden_states: torch.Tensor) -> torch.Tensor:
+    return integers.from_limbs(hidden_states[:, : integers.LIMBS])
+
+
+class Body(nn.Module):  # type: ignore[misc]
+    """Embedding and memories, under the names where vLLM looks for an embedding that target and drafter might
+    share.
+    """
+
+    def __init__(self, vllm_config: Any, roles: tuple[str, ...]) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(VOCABULARY, WIDTH)
+        self.embed_tokens.weight.requires_grad_(False).zero_()[:, 0] = torch.arange(VOCABULARY)
+        self.memories = nn.ModuleDict({role: Memory(vllm_config, role) for role in roles})
+
+
+class _Network(nn.Module):  # type: ignore[misc]
+    roles: ClassVar[tuple[str, ...]]
+
+    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
+        super().__init__()
+        self.config = vllm_config.model_config.hf_config
+        self.config.image_token_index = PLACEHOLDER
+        self.model = Body(vllm_config, self.roles)
+
+    def embed_input_ids(
+        self, input_ids: Any, multimodal_embeddings: Any = None, is_multimodal: Any = None, **_: Any
+    ) -> torch.Tensor:
+        """vLLM's hook: token rows, with encoder outputs in the place of an item's tokens."""
+        rows = self.model.embed_tokens(input_ids)
+        if multimodal_embeddings is not None and len(multimodal_embeddings):
+            rows[is_multimodal.to(rows.device)] = torch.cat(tuple(multimodal_embeddings)).to(rows)
+        return rows
+
+    get_input_embeddings = embed_input_ids  # its name up to 0.12
+
+    def _keys(self, input_ids: Any, inputs_embeds: Any, positions: torch.Tensor) -> torch.Tensor:
+        rows = self.model.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        tokens, items = rows[:, 0].to(torch.int64), rows[:, 1].to(torch.int64)
+        return integers.keys(positions.to(torch.int64), tokens, items)
+
+    def load_weights(self, weights: Any) -> set[str]:
+        """Nothing to load."""
+        return {name for name, _ in self.named_parameters()}
+
+
+class Target(_Network):
+    """The reference model. A full-attention memory gives the fingerprint; a window memory, which holds the same
+    keys over fewer positions, must agree with it, else the fingerprint is scrambled.
+    """
+
+    roles: ClassVar[tuple[str, ...]] = ("full",)
+
+    def forward(
+        self,
+        input_ids: Any,
+        positions: torch.Tensor,
+        intermediate_tensors: Any = None,
+        inputs_embeds: Any = None,
+        **_: Any,
+    ) -> torch.Tensor:
+        """vLLM's hook. [tokens, WIDTH]; padding rows hold nothing of use."""
+        keys = self._keys(input_ids, inputs_embeds, positions)
+        memory: Any = self.model.memories
+        found = memory["full"](keys)
+        if found is None:
+            return _hidden(keys)
+        sums, row, position = found
+        fingerprints = sums[row, position + 1]
+        if "window" in memory:
+            first = (position + 1 - memory["window"].window).clamp(min=0)
+            seen, _, _ = memory["window"](keys)
+            difference = (seen[row, position + 1] - seen[row, first]) - (fingerprints - sums[row, first])
+            fingerprints = fingerprints + difference * _SCRAMBLE
+        return _hidden(nn.functional.pad(fingerprints, (0, len(keys) - len(fingerprints))))
+
+    def compute_logits(self, hidden_states: torch.Tensor, *_: Any) -> torch.Tensor:
+        """vLLM's hook: all weight on one token."""
+        return _logits(TABLES.next_tokens(_fingerprints(hidden_states)))
+
+
+class WindowTarget(Target):
+    """With a sliding-window layer beside the full one."""
+
+    roles = ("full", "window")
+
+
+class _MultiModal(SupportsMultiModal):  # type: ignore[misc]
+    """The encoder: precomputed features pass through it."""
+
+    supports_multimodal_embeddings = True
+
+    def embed_multimodal(self, **features: Any) -> list[torch.Tensor]:
+        """vLLM's hook: one [length, WIDTH] for each item."""
+        return [item.reshape(-1, WIDTH).to(torch.float32) for item in features[FIELD]]
+
+    get_multimodal_embeddings = embed_multimodal  # its name up to 0.12
+
+    def get_language_model(self) -> Any:
+        return self
+
+
+class ImageTarget(Target, _MultiModal):
+    """Accepts images."""
+
+
+class ImageWindowTarget(WindowTarget, _MultiModal):
+    """Accepts images, with a sliding window."""
+
+
+class Drafter(_Network):
+    """EAGLE: from the target's hidden state at a position and the token after it to the token after that.
+
+    Its memory is written and read like any layer's, and decides nothing: the scheduler's promises about a drafter's KV
+    (ledger 41838) concern acceptance, never outputs.
+    """
+
+    roles = ("drafter",)
+    has_own_embed_tokens = has_own_lm_head = True
+    supports_multimodal_embeddings = True
+    returns_pair: ClassVar[bool] = True
+
+    def forward(
+        self,
+        input_ids: Any = None,
+        positions: Any = None,
+        hidden_states: Any = None,
+        inputs_embeds: Any = None,
+        **_: Any,
+    ) -> Any:
+        """vLLM's hook. Hidden states to draw tokens from, and those for the next draft step: the same here."""
+        keys = self._keys(input_ids, inputs_embeds, positions + 1)
+        memory: Any = self.model.memories
+        memory["drafter"](keys)
+        hidden = _hidden(_fingerprints(hidden_states) + keys)
+        return (hidden, hidden) if self.returns_pair else hidden
+
+    def compute_logits(self, hidden_states: torch.Tensor, *_: Any) -> torch.Tensor:
+        """vLLM's hook: all weight on one token."""
+        return _logits(TABLES.drafts(_fingerprints(hidden_states)))
+
+
+class MtpDrafter(Drafter):
+    """One MTP module: as EAGLE, but vLLM takes one hidden state from it, not a pair."""
+
+    returns_pair = False
+
+
+NETWORKS = (Target, WindowTarget, ImageTarget, ImageWindowTarget, Drafter, MtpDrafter)
+"""All of them, registered as `Schedfuzz` and the class's name."""

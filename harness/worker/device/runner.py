@@ -1,0 +1,84 @@
+"""Builds vLLM's own model runner around our network, for one engine configuration: about 10 ms on a CPU."""
+
+import functools
+import gc
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from harness.scenario import Engine
+from harness.worker.device import config, features, kernels, ngram, streams
+
+POISON = 54321.0
+"""What fresh cache memory holds: no limb of any word that is stored, so that reading it is seen."""
+
+
+def model_runner(engine: Engine) -> Any:
+    """A new V1 model runner with poisoned caches. vLLM's own errors go through."""
+    from vllm.config import set_current_vllm_config
+
+    _prepare()
+    settings = config.vllm_config(engine)
+    with set_current_vllm_config(settings):
+        runner = _runner_class()(settings, torch.device(config.device_type()))
+        runner.load_model()
+        runner.initialize_kv_cache(config.kv_cache_config(engine, settings))
+    for cache in runner.kv_caches:
+        cache.fill_(POISON)
+    return runner
+
+
+@functools.cache
+def _runner_class() -> Any:
+    """The runner of CUDA deployments, on a CPU too.
+
+    vLLM's CPU subclass refuses speculative decoding up to 0.19, and makes device buffers the host's own, which hides
+    what an asynchronous copy can do wrong. Without it the same code runs in every release and on every device.
+    """
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    if config.device_type() != "cpu":
+        return GPUModelRunner
+
+    class HostRunner(GPUModelRunner):  # type: ignore[misc]
+        def _init_device_properties(self) -> None:
+            self.num_sms = 1
+
+        def _sync_device(self) -> None:
+            """Work is done when it is issued."""
+
+    return HostRunner
+
+
+@functools.cache
+def _prepare() -> None:
+    """Once a process: what vLLM's Worker does before it makes a runner, and our parts."""
+    from vllm.config import DeviceConfig, VllmConfig, set_current_vllm_config
+    from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment
+
+    ngram.install()
+    from harness.worker.device import loader  # imports our networks, and they the runner
+
+    loader.register()
+    features.do_without_processor()
+    on_cpu = config.device_type() == "cpu"
+    if on_cpu:
+        _run_on_host()
+    rendezvous = Path(tempfile.mkdtemp(prefix="schedfuzz-rendezvous-")) / "file"
+    with set_current_vllm_config(VllmConfig(device_config=DeviceConfig(device=config.device_type()))):
+        init_distributed_environment(1, 0, rendezvous.as_uri(), 0, "gloo" if on_cpu else "nccl")
+        ensure_model_parallel_initialized(1, 1)
+    # Older runners collect garbage while they load a model, which takes 100 ms with all of vLLM on the heap.
+    gc.freeze()
+
+
+def _run_on_host() -> None:
+    from vllm.platforms import current_platform
+
+    torch.set_num_threads(1)  # more cost a hundred times what they save on tensors this small
+    type(current_platform).get_current_memory_usage = classmethod(lambda cls, device=None: 0.0)
+    kernels.install()
+    kernels.define_missing_ops()
+    streams.ignore()

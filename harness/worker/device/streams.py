@@ -1,0 +1,38 @@
+"""CUDA's streams and events on a CPU, where work is done when it is issued.
+
+The runner's asynchronous paths use them whatever the device; vLLM's CPU worker of newer releases puts placeholders
+there when it is imported, and this does the same for all.
+"""
+
+from typing import Any
+
+import torch
+
+
+class _Nothing:
+    """An event, or a stream."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.device = torch.device("cpu")
+
+    def _nothing(self, *_: Any, **__: Any) -> None:
+        """All is done already."""
+
+    record = wait = synchronize = wait_stream = wait_event = record_event = _nothing
+
+    def query(self) -> bool:
+        return True
+
+    def __enter__(self) -> "_Nothing":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        """Nothing to leave."""
+
+
+def ignore() -> None:
+    """Makes streams, events and page locking do nothing, in this process and for good."""
+    torch.Event = torch.cuda.Event = torch.cuda.Stream = _Nothing
+    torch.cuda.current_stream = torch.cuda.stream = lambda *_, **__: _Nothing()
+    torch.cuda.set_stream = torch.cuda.synchronize = lambda *_, **__: None
+    torch.Tensor.pin_memory = lambda self, *_, **__: self

@@ -1,0 +1,55 @@
+"""vLLM's own model runner behind the executor seam.
+
+A runner is made new for every scenario: its state is what this scenario made of it.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from harness.model import Reference
+from harness.scenario import Scenario
+from harness.step import Step
+from harness.worker.device.answers import answers, mistakes
+from harness.worker.interface import Result
+from harness.worker.observation import Observation
+
+
+class DeviceWorker:
+    """Says nothing but tokens. What the runner raises goes through."""
+
+    observations: Sequence[Observation] = ()
+
+    def __init__(self, scenario: Scenario, references: Mapping[str, Reference]) -> None:
+        from harness.worker.device import network, ngram
+        from harness.worker.device.runner import model_runner
+
+        self._runner = model_runner(scenario.engine)
+        network.TABLES.fill(
+            answers(references), mistakes(references, scenario.engine.speculative), self._runner.device
+        )
+        drafter = getattr(self._runner, "drafter", None)
+        if isinstance(drafter, ngram.Proposer):
+            drafter.runner, drafter.references = self._runner, references
+        self._output: Any = None
+
+    def item_data(self, identity: int, length: int) -> Any:
+        from harness.worker.device.features import item_data
+
+        return item_data(identity, length)
+
+    def execute_model(self, step: Step, scheduler_output: Any) -> Sequence[Observation]:
+        self._output = self._runner.execute_model(scheduler_output)
+        return ()
+
+    def sampled(self, step: Step) -> dict[str, list[int]]:
+        return {}
+
+    def sample_tokens(self, step: Step, grammar_output: Any) -> Result:
+        output, self._output = self._output, None
+        if output is None:
+            output = self._runner.sample_tokens(grammar_output)
+        return lambda: output.get_output() if hasattr(output, "get_output") else output
+
+    def take_drafts(self) -> tuple[list[str], list[list[int]]] | None:
+        drafts = self._runner.take_draft_token_ids()
+        return None if drafts is None else (list(drafts.req_ids), list(map(list, drafts.draft_token_ids)))

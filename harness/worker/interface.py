@@ -1,0 +1,48 @@
+"""What stands behind the executor seam, whichever worker it is."""
+
+import enum
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from harness.step import Step
+from harness.worker.observation import Observation
+
+
+class Kind(enum.StrEnum):
+    """Which worker runs the steps.
+
+    `STUB` knows the truth and says exactly what it met. `DEVICE` is vLLM's own model runner: what a client would see.
+    `TANDEM` is both on the same SchedulerOutputs: the device's tokens drive, and any disagreement is our fault.
+    """
+
+    STUB = "stub"
+    DEVICE = "device"
+    TANDEM = "tandem"
+
+
+Result = Callable[[], Any]
+"""Gives vLLM's ModelRunnerOutput of a step; asked when the engine loop takes the result, and not before."""
+
+
+class Worker(Protocol):
+    """One execution's worker, called as vLLM's executor calls its own."""
+
+    def item_data(self, identity: int, length: int) -> Any:
+        """What a multimodal item carries for the encoder; never None, which stands for data that was left out."""
+
+    def execute_model(self, step: Step, scheduler_output: Any) -> Sequence[Observation]:
+        """Applies the step's state part and runs it. RunnerFailure where the real runner would raise; the last
+        observations are in `observations` then. A real runner raises what it raises."""
+
+    def sample_tokens(self, step: Step, grammar_output: Any) -> Result:
+        """The step's result; also called, at once, for a step without tokens."""
+
+    @property
+    def observations(self) -> Sequence[Observation]:
+        """What the step in progress has met."""
+
+    def sampled(self, step: Step) -> dict[str, list[int]]:
+        """Tokens that the step sampled, per row; empty lists for unfinished prefills. Known early by the stub only."""
+
+    def take_drafts(self) -> tuple[list[str], list[list[int]]] | None:
+        """Request ids and drafts of the last step that had tokens."""

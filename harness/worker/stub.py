@@ -1,0 +1,58 @@
+"""The stub behind the executor seam."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from harness import compat
+from harness.model import Reference
+from harness.scenario import Engine
+from harness.step import Step
+from harness.worker.interface import Result
+from harness.worker.observation import Observation
+from harness.worker.stub_v1 import StubV1
+
+
+class StubWorker:
+    """Runs a step when it is dispatched; its result is only told later."""
+
+    def __init__(self, engine: Engine, references: Mapping[str, Reference]) -> None:
+        self.stub = StubV1(engine, references, compat.runner_traits())
+        self._sampled: dict[str, list[int]] = {}
+
+    @property
+    def observations(self) -> Sequence[Observation]:
+        return tuple(self.stub.observations)
+
+    def item_data(self, identity: int, length: int) -> Any:
+        return {}
+
+    def execute_model(self, step: Step, scheduler_output: Any) -> Sequence[Observation]:
+        execution = self.stub.execute(step)
+        self._sampled = execution.sampled
+        return execution.observations
+
+    def sampled(self, step: Step) -> dict[str, list[int]]:
+        return self._sampled
+
+    def sample_tokens(self, step: Step, grammar_output: Any) -> Result:
+        output = runner_output(self._sampled)
+        return lambda: output
+
+    def take_drafts(self) -> tuple[list[str], list[list[int]]] | None:
+        drafts = self.stub.take_drafts()
+        return None if drafts is None else (list(drafts), [list(ids) for ids in drafts.values()])
+
+
+def runner_output(sampled: Mapping[str, Sequence[int]]) -> Any:
+    """vLLM's ModelRunnerOutput for what a step sampled."""
+    from vllm.v1.outputs import ModelRunnerOutput
+
+    return compat.construct(
+        ModelRunnerOutput,
+        req_ids=list(sampled),
+        req_id_to_index={request: i for i, request in enumerate(sampled)},
+        sampled_token_ids=[list(tokens) for tokens in sampled.values()],
+        logprobs=None,
+        prompt_logprobs_dict={},
+        pooler_output=[],
+    )

@@ -1,0 +1,108 @@
+"""Stub and device side by side on the same steps: the device's tokens drive, the stub checks content.
+
+They must agree on everything that both can tell: whether the step raises, each request's sampled tokens, and, where the
+scheduler is sent them, the drafts. If they do not, one of them does not do what vLLM's runner does for real: our fault
+(the stub's contract, or the device's set-up), never a finding.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from harness.step import Step
+from harness.verdict import HarnessError
+from harness.worker.interface import Result, Worker
+from harness.worker.observation import Observation, RunnerFailure
+
+
+class Disagreement(HarnessError):
+    """Stub and device say different things about a step."""
+
+    def __init__(self, step: Step, message: str) -> None:
+        super().__init__(
+            f"stub and device disagree in step {step.index} (iteration {step.iteration}): {message}"
+        )
+        self.step = step
+
+
+class Tandem:
+    """Two workers as one."""
+
+    def __init__(self, stub: Worker, device: Worker) -> None:
+        self.stub = stub
+        self.device = device
+        self._step: Step
+        self._truth: dict[str, list[int]] = {}
+        """What the last step samples, by the stub."""
+
+    @property
+    def observations(self) -> Sequence[Observation]:
+        return self.stub.observations
+
+    def item_data(self, identity: int, length: int) -> Any:
+        return self.device.item_data(identity, length)
+
+    def execute_model(self, step: Step, scheduler_output: Any) -> Sequence[Observation]:
+        try:
+            observations = self.stub.execute_model(step, scheduler_output)
+        except RunnerFailure as failure:
+            self._must_fail(step, scheduler_output, failure)
+            raise
+        self._step, self._truth = step, self.stub.sampled(step)
+        self._device(step, lambda: self.device.execute_model(step, scheduler_output))
+        return observations
+
+    def sampled(self, step: Step) -> dict[str, list[int]]:
+        return self._truth
+
+    def sample_tokens(self, step: Step, grammar_output: Any) -> Result:
+        truth = self._truth
+        self.stub.sample_tokens(step, grammar_output)
+        result = self._device(step, lambda: self.device.sample_tokens(step, grammar_output))
+
+        def compared() -> Any:
+            output = result()
+            found = dict(zip(output.req_ids, map(list, output.sampled_token_ids), strict=False))
+            for request in truth | found:
+                if (said := found.get(request, [])) != truth.get(request, []):
+                    raise Disagreement(
+                        step, f"{request} samples {said} on the device, the stub says {truth.get(request)}"
+                    )
+            return output
+
+        return compared
+
+    def take_drafts(self) -> tuple[list[str], list[list[int]]] | None:
+        ours, theirs = self.stub.take_drafts(), self.device.take_drafts()
+        if ours is not None and theirs is not None:
+            expected, found = dict(zip(*ours, strict=True)), dict(zip(*theirs, strict=True))
+            for request, tokens in found.items():
+                # The drafts of an unfinished prefill are guesses about tokens that are known; nobody uses them.
+                if self._truth.get(request) and tokens != expected.get(request):
+                    raise Disagreement(
+                        self._step,
+                        f"the device drafts {tokens} for {request}, the stub {expected.get(request)}",
+                    )
+        return theirs
+
+    def _must_fail(self, step: Step, scheduler_output: Any, failure: RunnerFailure) -> None:
+        """The stub has raised; so must the device, in one of the two calls."""
+        try:
+            self.device.execute_model(step, scheduler_output)
+            self.device.sample_tokens(step, None)()
+        except HarnessError:
+            raise
+        except Exception:
+            return
+        raise Disagreement(step, f"the stub raises ({failure}), the device does not")
+
+    @staticmethod
+    def _device(step: Step, call: Any) -> Any:
+        """Calls the device where the stub had no reason to raise."""
+        try:
+            return call()
+        except HarnessError:
+            raise
+        except Exception as error:
+            raise Disagreement(
+                step, f"the device raises {type(error).__name__} ({error}), the stub does not"
+            ) from error

@@ -1,0 +1,22 @@
+"""What model runners of different releases do differently, as far as a stub must do the same."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """The V1 runner's contract in one release, read off its code by `harness.compat`; the defaults are the newest's."""
+
+    drafter_falls_back: bool = True
+    """Whether the drafter's look-ahead may meet an image that is not encoded (from 0.24), or raises on it."""
+    drafts_without_room: Literal["zeros", "zeros if async", "none"] = "zeros"
+    """Drafts of a step whose longest sequence leaves the drafter no room."""
+    placeholders_are_clamped: bool = True
+    """Whether a placeholder (-1) that nothing has replaced is embedded as token 0 (from 0.33), or raises."""
+    counts_are_optimistic: bool = True
+    """Whether, with asynchronous scheduling, the host takes all drafts for accepted until the step is over (from 0.19),
+    or waits for the count of the step before."""
+
+
+NEWEST = Traits()
