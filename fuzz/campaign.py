@@ -26,7 +26,7 @@ from fuzz.progress import Progress
 from fuzz.session import Found, Limits, Session
 from fuzz.worker import Worker
 from harness.scenario import Scenario
-from harness.target import Target, TargetError, activate
+from harness.target import Platform, Target, TargetError, activate
 from harness.verdict import HarnessError
 
 TICK_SECONDS = 0.2
@@ -75,9 +75,9 @@ class Summary(msgspec.Struct, frozen=True):
     findings: tuple[Finding, ...]
 
 
-def warm(target: Target) -> None:
+def warm(target: Target, platform: Platform = Platform.NONE) -> None:
     """Imports the target's scheduler into this process. TargetError if that vLLM cannot be imported."""
-    activate(target)
+    activate(target, platform)
     logging.disable(logging.CRITICAL)
     try:
         import vllm.v1.core.sched.scheduler

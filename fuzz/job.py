@@ -13,6 +13,8 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+POLL_SECONDS = 0.01
+"""Far below what a job takes, far above what a look costs."""
 FAILED = 70
 """Exit status of a child whose call raised; the traceback is in the log."""
 
@@ -41,6 +43,13 @@ class Job:
             elif self._deadline is not None and time.monotonic() > self._deadline:
                 self.timed_out = True
                 self.kill()
+        return self.status
+
+    def wait(self) -> int:
+        """Waits for the end, or for the deadline; the exit status."""
+        while self.poll() is None:
+            time.sleep(POLL_SECONDS)
+        assert self.status is not None
         return self.status
 
     def kill(self) -> None:

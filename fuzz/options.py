@@ -12,6 +12,17 @@ class EngineName(StrEnum):
     RANDOM = "random"
 
 
+class WorkerName(StrEnum):
+    STUB = "stub"
+    DEVICE = "device"
+    TANDEM = "tandem"
+
+
+class DeviceName(StrEnum):
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
 class TargetsAction(StrEnum):
     LIST = "list"
     FETCH = "fetch"
@@ -49,3 +60,12 @@ Out = Annotated[
     typer.Option(metavar="DIR", help="Empty or new folder for what is found (default: out/run-N)."),
 ]
 Hazards = Annotated[bool, typer.Option("--hazards", help="Report hazards, too.")]
+WorkerOption = Annotated[
+    WorkerName,
+    typer.Option(
+        "--worker",
+        help="What runs the steps: the stub, which says exactly what it met; vLLM's own model runner, which shows what "
+        "a client would see; or both, which must agree.",
+    ),
+]
+DeviceOption = Annotated[DeviceName, typer.Option("--device", help="Where vLLM's own model runner runs.")]

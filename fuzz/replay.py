@@ -14,6 +14,7 @@ from harness.execute import execute
 from harness.scenario import Scenario
 from harness.target import Target
 from harness.verdict import HarnessError, Level, Verdict, Violation
+from harness.worker.interface import Kind
 
 HASH_SEEDS = ("1", "2")
 """Of the processes that a determinism check starts; the command itself has 0."""
@@ -43,11 +44,11 @@ class Outcome(msgspec.Struct, frozen=True):
     """Why the scenario was rejected, or what went wrong with us."""
 
 
-def outcome(file: Path, scenario: Scenario) -> Outcome:
+def outcome(file: Path, scenario: Scenario, worker: Kind = Kind.STUB) -> Outcome:
     """Runs a scenario once. A HarnessError is an outcome, too."""
     name = str(file).encode("utf-8", "backslashreplace").decode()
     try:
-        result = execute(scenario)
+        result = execute(scenario, worker=worker)
     except HarnessError as error:
         return Outcome(name, Verdict.HARNESS_ERROR, note=str(error))
     return Outcome(

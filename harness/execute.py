@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 from harness import build
 from harness.engine import Run
-from harness.oracles import ALL, Oracle
+from harness.oracles import ALL, VISIBLE, Oracle
 from harness.scenario import Scenario
 from harness.trace import Trace
 from harness.verdict import Verdict, Violation, verdict_of
+from harness.worker.device.answers import unified
 from harness.worker.interface import Kind
 
 
@@ -27,11 +28,19 @@ class Result:
     """vLLM's own words, if it refused the configuration."""
 
 
-def execute(scenario: Scenario, oracles: Iterable[type[Oracle]] = ALL, worker: Kind = Kind.STUB) -> Result:
+def execute(
+    scenario: Scenario, oracles: Iterable[type[Oracle]] | None = None, worker: Kind = Kind.STUB
+) -> Result:
     """Runs a scenario once. HarnessError for our own faults, which are never findings.
 
-    Workers but the stub need a target that was activated for a device.
+    Without a choice of oracles all speak, and those of `VISIBLE` on a device: the others would have to know more than a
+    device tells. Workers but the stub need a target that was activated for a device's platform, and run
+    `unified(scenario)`.
     """
+    if worker is not Kind.STUB:
+        scenario = unified(scenario)
+    if oracles is None:
+        oracles = VISIBLE if worker is Kind.DEVICE else ALL
     try:
         run = Run(scenario, oracles, worker)
     except build.Rejected as refusal:

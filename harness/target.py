@@ -206,6 +206,8 @@ class _PinPlatform(MetaPathFinder):
                 vars(module)["_current_platform"] = module.interface.UnspecifiedPlatform()
             elif self.platform is Platform.CPU:
                 cpu = importlib.import_module("vllm.platforms.cpu")
+                # A tree of sources has none; and 0.17 fails in looking for the machine's instruction sets.
+                cpu.CpuPlatform.import_kernels = classmethod(lambda cls: None)
                 vars(module)["_current_platform"] = cpu.CpuPlatform()
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]

@@ -31,4 +31,7 @@ ALL: tuple[type[Oracle], ...] = (
     Contract,
 )
 
-__all__ = ["ALL", "Oracle"]
+VISIBLE: tuple[type[Oracle], ...] = (Exceptions, Progress, Outputs)
+"""What a client can see of a real worker: the engine dies, hangs, or answers wrongly."""
+
+__all__ = ["ALL", "VISIBLE", "Oracle"]

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from harness.oracles.base import Oracle
 from harness.verdict import HarnessError
+from harness.worker.observation import DeviceAssertion
 
 _HARNESS = str(Path(__file__).resolve().parent.parent)
 
@@ -26,7 +27,8 @@ class Exceptions(Oracle):
 
     def raised(self, error: Exception) -> None:
         """An exception left vLLM's code. HarnessError if it is ours."""
-        frame = _innermost(error.__traceback__)
+        # A device's assertion is raised in our network, for what vLLM's runner fed it.
+        frame = _innermost(error.__traceback__, through_ours=isinstance(error, DeviceAssertion))
         if frame is None or self._missing_from_us(error):
             raise HarnessError(f"{type(error).__name__} that the harness answers for: {error}") from error
         module, function, line = frame
@@ -44,13 +46,13 @@ class Exceptions(Oracle):
         return error.obj is self.world.core or type(error.obj).__module__.startswith("harness.")
 
 
-def _innermost(trace: TracebackType | None) -> tuple[str, str, str] | None:
+def _innermost(trace: TracebackType | None, *, through_ours: bool = False) -> tuple[str, str, str] | None:
     """(module, function, source line) of the innermost frame that is vLLM's; None if one of ours is deeper."""
     for frame, number in reversed(list(traceback.walk_tb(trace))):
         name = frame.f_globals.get("__name__", "")
         if name == "vllm" or name.startswith("vllm."):
             line = linecache.getline(frame.f_code.co_filename, number).strip()
             return name, frame.f_code.co_qualname, line
-        if str(Path(frame.f_code.co_filename).resolve()).startswith(_HARNESS):
+        if not through_ours and str(Path(frame.f_code.co_filename).resolve()).startswith(_HARNESS):
             return None
     return None

@@ -40,5 +40,9 @@ class Breach:
 Observation: TypeAlias = KvMismatch | EncoderMiss | Breach
 
 
+class DeviceAssertion(Exception):
+    """Our network was fed what no network computes with; a device would stop with an assertion of its own."""
+
+
 class RunnerFailure(Exception):
     """The real model runner would raise here; the engine dies. Carries no judgement: the observations do."""

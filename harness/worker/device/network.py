@@ -20,6 +20,7 @@ from harness.worker.device import integers
 from harness.worker.device.config import WIDTH
 from harness.worker.device.features import FIELD
 from harness.worker.device.memory import Memory
+from harness.worker.observation import DeviceAssertion
 
 _SCRAMBLE = integers.signed(SEED | 1)
 """Odd, so that multiplying by it loses nothing."""
@@ -96,15 +97,21 @@ class _Network(nn.Module):  # type: ignore[misc]
         self, input_ids: Any, multimodal_embeddings: Any = None, is_multimodal: Any = None, **_: Any
     ) -> torch.Tensor:
         """vLLM's hook: token rows, with encoder outputs in the place of an item's tokens."""
-        rows = self.model.embed_tokens(input_ids)
+        rows = self._rows(input_ids)
         if multimodal_embeddings is not None and len(multimodal_embeddings):
             rows[is_multimodal.to(rows.device)] = torch.cat(tuple(multimodal_embeddings)).to(rows)
         return rows
 
     get_input_embeddings = embed_input_ids  # its name up to 0.12
 
+    def _rows(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """CUDA's embedding asserts by itself, without the synchronization that a check would take."""
+        if input_ids.device.type == "cpu" and len(input_ids) and int(input_ids.min()) < 0:
+            raise DeviceAssertion(f"token {int(input_ids.min())} has no embedding")
+        return self.model.embed_tokens(input_ids)
+
     def _keys(self, input_ids: Any, inputs_embeds: Any, positions: torch.Tensor) -> torch.Tensor:
-        rows = self.model.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        rows = self._rows(input_ids) if inputs_embeds is None else inputs_embeds
         tokens, items = rows[:, 0].to(torch.int64), rows[:, 1].to(torch.int64)
         return integers.keys(positions.to(torch.int64), tokens, items)
 

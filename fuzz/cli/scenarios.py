@@ -1,8 +1,4 @@
-"""The command line. Decides what the user asked for, calls the part that does it, and prints the answer.
-
-Exit statuses of all commands: 0 clean, 1 findings, 2 bad input, 3 a fault of our own. vLLM and everything heavy is
-imported inside commands, so that `--help` answers at once.
-"""
+"""Commands about single scenarios."""
 
 import sys
 from pathlib import Path
@@ -10,112 +6,29 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fuzz.cli.app import app
 from fuzz.console import (
     BadInput,
     Console,
     Status,
-    answer,
     check_writable,
     complain,
-    first_free,
     fix_hash_seed,
-    leave,
 )
 from fuzz.options import (
     AsJson,
-    CorpusOption,
-    EngineName,
-    EngineOption,
-    Executions,
-    FeaturesOption,
-    Hazards,
+    DeviceName,
+    DeviceOption,
     One,
-    Out,
-    RunSeconds,
-    Seed,
-    TargetsAction,
     Vllm,
-    Workers,
+    WorkerName,
+    WorkerOption,
 )
 
 if TYPE_CHECKING:
     from harness.scenario import Scenario
     from harness.target import Target
     from harness.verdict import Violation
-
-app = typer.Typer(
-    name="schedfuzz",
-    help="Finds, shrinks, explains and replays bugs in vLLM's V1 scheduler.\n\n"
-    "Exit status: 0 clean, 1 findings, 2 bad input, 3 a fault of schedfuzz.\n\n"
-    "Example: schedfuzz run --vllm 0.19.0 --seconds 60",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
-
-
-@app.command()
-def run(
-    vllm: Vllm = None,
-    seconds: RunSeconds = None,
-    executions: Executions = None,
-    workers: Workers = 1,
-    engine: EngineOption = EngineName.ATHERIS,
-    features: FeaturesOption = "all",
-    seed: Seed = 0,
-    corpus: CorpusOption = None,
-    out: Out = None,
-    hazards: Hazards = False,
-    json: AsJson = False,
-) -> int:
-    """Fuzz a vLLM: find, confirm, shrink and explain violations.
-
-    Example: schedfuzz run --vllm 0.19.0 --seconds 60 --seed 1 --out out/first
-    """
-    fix_hash_seed()
-    console = Console()
-    from fuzz.campaign import Campaign, Settings
-    from fuzz.corpus import shown
-    from fuzz.generate import parse_features
-    from fuzz.progress import Progress
-    from fuzz.report import tell
-    from fuzz.session import Limits
-    from harness.target import resolve
-
-    try:
-        chosen = parse_features(features)
-    except ValueError as error:
-        raise BadInput(f"--features: {error}") from None
-    if seconds is None and executions is None:
-        seconds = 60.0
-    folder = out or first_free(Path("out"), "run")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise BadInput(f"{shown(folder)}: --out exists and is no empty folder; remove it or choose another")
-    target = resolve(vllm, complain)
-    progress = Progress(sys.stderr if json else console.out, folder / "stats.jsonl")
-    settings = Settings(
-        target=target,
-        out=folder,
-        engine=engine.value,
-        seed=seed,
-        workers=workers,
-        limits=Limits(seconds, executions),
-        features=chosen,
-        corpus=corpus,
-        hazards=hazards,
-    )
-    summary = Campaign(settings, progress).run()
-    if json:
-        console.json(summary)
-    else:
-        console.print(tell(summary, folder, target.spec))
-    if any(finding.level == "violation" for finding in summary.findings):
-        return Status.FINDINGS
-    if summary.harness_errors:
-        complain(f"{summary.harness_errors} errors of schedfuzz itself; see {shown(folder)}")
-        return Status.OUR_FAULT
-    return Status.FINDINGS if summary.findings else Status.CLEAN
 
 
 @app.command()
@@ -130,22 +43,28 @@ def replay(
             help="Run each file twice here and once in two processes with other hash seeds, and compare the traces.",
         ),
     ] = False,
+    worker: WorkerOption = WorkerName.STUB,
+    device: DeviceOption = DeviceName.CPU,
 ) -> int:
     """Run scenarios once each and say what the oracles say. Hazards do not change the exit status.
 
     Example: schedfuzz replay out/first/findings/*/minimal.json --vllm 0.19.0
     """
+    if check_determinism and worker is not WorkerName.STUB:
+        raise BadInput("--check-determinism: compares runs of the stub; leave out --worker")
     fix_hash_seed()
     console = Console()
     from fuzz.campaign import warm
     from fuzz.corpus import read
     from fuzz.replay import check, line, outcome
-    from harness.target import resolve
+    from harness.target import Platform, resolve
+    from harness.worker.interface import Kind
 
     scenarios = [read(path) for path in files]
     target = resolve(vllm, complain)
-    warm(target)
-    outcomes = [outcome(path, scenario) for path, scenario in zip(files, scenarios, strict=True)]
+    kind = Kind(worker)
+    warm(target, Platform.NONE if kind is Kind.STUB else Platform(device))
+    outcomes = [outcome(path, scenario, kind) for path, scenario in zip(files, scenarios, strict=True)]
     different = check(outcomes, scenarios, files, target) if check_determinism else []
     if json:
         console.json(outcomes)
@@ -233,37 +152,6 @@ def emit(
     return Status.CLEAN
 
 
-@app.command()
-def targets(
-    action: Annotated[TargetsAction, typer.Argument(help="What to do.")] = TargetsAction.LIST,
-    versions: Annotated[
-        list[str] | None, typer.Argument(metavar="[VERSION]...", help="Releases to fetch.")
-    ] = None,
-) -> int:
-    """List the vLLM releases we support, or fetch some into the cache.
-
-    Example: schedfuzz targets fetch 0.19.0 0.33.0
-    """
-    from harness.target import SUPPORTED, cache_dir, cached, fetch
-
-    if action is TargetsAction.LIST:
-        if versions:
-            raise BadInput("targets list: takes no versions; did you mean: targets fetch")
-        here = {target.version for target in cached()}
-        print(f"cache: {cache_dir()}")
-        for version in SUPPORTED:
-            print(f"{version:10}{'in the cache' if version in here else 'not fetched'}")
-        return Status.CLEAN
-    if not versions:
-        raise BadInput("targets fetch: no version given; see: schedfuzz targets list")
-    unknown = [version for version in versions if version not in SUPPORTED]
-    if unknown:
-        raise BadInput(f"vLLM {unknown[0]} is not supported; choose one of: {' '.join(SUPPORTED)}")
-    for version in versions:
-        print(f"{version}: {fetch(version, complain, full=True)}")
-    return Status.CLEAN
-
-
 def _ready(file: Path, vllm: str | None, output: Path | None = None) -> tuple["Scenario", "Target"]:
     """The scenario, and the target, imported; everything that the user gave is checked first, cheapest first."""
     from fuzz.campaign import warm
@@ -289,12 +177,3 @@ def _violation(file: Path, scenario: "Scenario", target: "Target") -> "Violation
             f"{shown(file)}: shows no violation on vLLM {target.version}; give another scenario or --vllm"
         )
     return violation
-
-
-def main() -> None:
-    """Entry point of the console script. Never shows a traceback for what the user gave."""
-    leave(answer(lambda: app(standalone_mode=False)))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,5 @@
+"""python -m fuzz.cli"""
+
+from fuzz.cli import main
+
+main()
