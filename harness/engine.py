@@ -14,7 +14,7 @@ from harness.model import Reference
 from harness.oracles import ALL, Oracle
 from harness.oracles.exceptions import Exceptions
 from harness.oracles.progress import Progress
-from harness.scenario import Abort, Arrive, Scenario, request_id
+from harness.scenario import DEFAULT_DELAY, Abort, Arrive, Scenario, request_id
 from harness.step import copy_step
 from harness.trace import Occurred, Trace, Violated
 from harness.verdict import HarnessError, Violation
@@ -24,8 +24,6 @@ from harness.worker.stub import StubWorker
 from harness.worker.tandem import Tandem
 from harness.world import Flight, Life, World
 
-DEFAULT_DELAY = 1
-"""A step takes as long as one pass of the scheduler: the usual case that asynchronous scheduling is made for."""
 MAX_ITERATIONS = 20_000
 """Beyond any legal execution: MAX_REQUESTS * MAX_MODEL_LEN tokens, one a step, come to 12,288."""
 

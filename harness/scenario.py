@@ -19,6 +19,8 @@ MAX_MODEL_LEN = 512
 BLOCK_SIZES = (4, 8, 16, 32)
 MAX_STREAMS = 8
 MAX_SCRIPT = 16
+DEFAULT_DELAY = 1
+"""A step takes as long as one pass of the scheduler: the usual case that asynchronous scheduling is made for."""
 
 Tokens = Annotated[int, Meta(ge=0, le=MAX_MODEL_LEN)]
 Count = Annotated[int, Meta(ge=1, le=MAX_MODEL_LEN)]

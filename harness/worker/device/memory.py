@@ -120,9 +120,11 @@ class Memory(nn.Module, AttentionLayerBase):  # type: ignore[misc]
         context: Context = metadata[self.layer_name]
         slots = self.slots
         block_size = slots.shape[1]
-        to = context.slot_mapping
-        kept = to >= 0  # PAD_SLOT_ID
-        slots[to[kept] // block_size, to[kept] % block_size, :LIMBS] = to_limbs(keys[: len(to)][kept])
+        # Padding (PAD_SLOT_ID, -1) writes back what slot 0 holds: to pick it out would wait for a device.
+        to = context.slot_mapping.clamp(min=0)
+        block, at = to // block_size, to % block_size
+        real = (context.slot_mapping >= 0).unsqueeze(1)
+        slots[block, at, :LIMBS] = torch.where(real, to_limbs(keys[: len(to)]), slots[block, at, :LIMBS])
         found = from_limbs(slots[context.block_table.to(torch.int64)][..., :LIMBS]).flatten(1)
         sums = torch.nn.functional.pad(found.cumsum(1), (1, 0))
         return sums, *context.rows()

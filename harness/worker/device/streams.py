@@ -1,7 +1,7 @@
-"""CUDA's streams and events on a CPU, where work is done when it is issued.
+"""What is in flight: CUDA's streams and events, or their show on a CPU, where work is done when it is issued.
 
 The runner's asynchronous paths use them whatever the device; vLLM's CPU worker of newer releases puts placeholders
-there when it is imported, and this does the same for all.
+there when it is imported, and `ignore` does the same for all.
 """
 
 from typing import Any
@@ -28,6 +28,19 @@ class _Nothing:
 
     def __exit__(self, *_: Any) -> None:
         """Nothing to leave."""
+
+
+CYCLES = 2_000_000
+"""One iteration's delay on CUDA: about a millisecond, several times what the steps of our network take, so that the
+next step is scheduled, and blocks are freed and reused, while this one still runs."""
+
+
+def occupy(device: torch.device, iterations: int) -> None:
+    """Keeps a CUDA device busy before a step's kernels, as a larger model would; nothing on a CPU, where no step is
+    ever in flight when the next one is scheduled.
+    """
+    if device.type == "cuda" and iterations:
+        torch.cuda._sleep(CYCLES * iterations)
 
 
 def ignore() -> None:

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.model import Reference
-from harness.scenario import Scenario
+from harness.scenario import DEFAULT_DELAY, Scenario
 from harness.step import Step
+from harness.worker.device import streams
 from harness.worker.device.answers import answers, mistakes
 from harness.worker.interface import Result
 from harness.worker.observation import Observation
@@ -30,6 +31,7 @@ class DeviceWorker:
         drafter = getattr(self._runner, "drafter", None)
         if isinstance(drafter, ngram.Proposer):
             drafter.runner, drafter.references = self._runner, references
+        self._delays = scenario.step_delays or (DEFAULT_DELAY,)
         self._output: Any = None
 
     def item_data(self, identity: int, length: int) -> Any:
@@ -38,6 +40,7 @@ class DeviceWorker:
         return item_data(identity, length)
 
     def execute_model(self, step: Step, scheduler_output: Any) -> Sequence[Observation]:
+        streams.occupy(self._runner.device, self._delays[step.index % len(self._delays)])
         self._output = self._runner.execute_model(scheduler_output)
         return ()
 
