@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 
 import msgspec
+from msgspec.structs import replace
 
 from fuzz import feedback
 from fuzz.corpus import load
@@ -114,8 +115,12 @@ class Campaign:
         say(f"importing vLLM {settings.target.version} ...")
         began = time.monotonic()
         warm(settings.target)
+        from harness import compat
         from harness.execute import execute
 
+        if lacking := sorted(compat.lacking().keys() & settings.features):
+            say(f"this vLLM lacks, and scenarios leave out: {', '.join(lacking)}")
+            self._settings = settings = replace(settings, features=settings.features - frozenset(lacking))
         execute(Scenario(format=1))
         gc.collect()
         gc.freeze()  # what is shared with the workers stays shared, and their collections stay short

@@ -13,13 +13,20 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from harness import compat
+from harness import compat, features
 from harness.model import EOS, STOP, Reference
 from harness.scenario import Engine, Scenario, image_hash, request_id
 
 
 class Rejected(Exception):
     """vLLM refused the configuration with an error of its own: not a finding."""
+
+
+def refuse_what_is_lacking(scenario: Scenario) -> None:
+    """Raises Rejected if the scenario uses a feature that this release does not have."""
+    for name in features.used(scenario):
+        if (missing := compat.lacking().get(name)) is not None:
+            raise Rejected(f"this vLLM has no {name}: {missing}")
 
 
 class ModelStandIn:

@@ -10,12 +10,21 @@ import functools
 import importlib
 import importlib.util
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from harness.verdict import HarnessError
 from harness.worker.traits import Traits
+
+_PRESENT: Mapping[str, tuple[Callable[[], bool], str]] = {}
+"""Optional features (harness.features) by name: whether the loaded vLLM has it, and what it must have for that."""
+
+
+@functools.cache
+def lacking() -> Mapping[str, str]:
+    """Optional features that this release lacks, each with what is missing in words."""
+    return {name: missing for name, (present, missing) in _PRESENT.items() if not present()}
 
 
 def construct(cls: Callable[..., Any], **kwargs: Any) -> Any:

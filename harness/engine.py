@@ -61,6 +61,7 @@ class Run:
     def __init__(
         self, scenario: Scenario, oracles: Iterable[type[Oracle]] = ALL, kind: Kind = Kind.STUB
     ) -> None:
+        build.refuse_what_is_lacking(scenario)
         self.scenario = scenario
         self.references = {
             request_id(index): Reference(scenario, index) for index in range(len(scenario.requests))

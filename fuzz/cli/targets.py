@@ -5,8 +5,8 @@ from typing import Annotated
 import typer
 
 from fuzz.cli.app import app
-from fuzz.console import BadInput, Status, complain
-from fuzz.options import TargetsAction
+from fuzz.console import BadInput, Console, Status, complain, fix_hash_seed
+from fuzz.options import AsJson, TargetsAction
 
 
 @app.command()
@@ -38,3 +38,43 @@ def targets(
     for version in versions:
         print(f"{version}: {fetch(version, complain, full=True)}")
     return Status.CLEAN
+
+
+@app.command()
+def features(
+    versions: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[VERSION]...", help="Releases or source trees (default: the newest)."),
+    ] = None,
+    json: AsJson = False,
+) -> int:
+    """Show which features of scenarios run on which release, with the stub and on vLLM's own model runner.
+
+    Example: schedfuzz features 0.12.0 0.33.0
+    """
+    fix_hash_seed()
+    console = Console()
+    from fuzz.availability import table
+    from harness.target import SUPPORTED, resolve
+
+    found = table([resolve(version, complain) for version in versions or [SUPPORTED[-1]]])
+    if json:
+        console.json(found)
+        return Status.CLEAN
+    reasons: dict[str, None] = {}
+    for feature, releases in found.items():
+        cells = []
+        for version, workers in releases.items():
+            marks = "".join(mark if workers[worker] == "yes" else "-" for worker, mark in _MARKS)
+            cells.append(f"{version} {marks}")
+            for worker, _ in _MARKS:
+                if workers[worker] != "yes":
+                    reasons[f"{feature}, {version}, {worker}: {workers[worker]}"] = None
+        console.print(f"{feature:18}" + "  ".join(cells))
+    console.print("S: with the stub; D: on vLLM's own model runner; -: not")
+    for reason in reasons:
+        console.print(reason)
+    return Status.CLEAN
+
+
+_MARKS = (("stub", "S"), ("device", "D"))

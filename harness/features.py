@@ -1,0 +1,17 @@
+"""Features of the scenario language that not every release has: how to see that a scenario uses one. Pure.
+
+What a release lacks is `harness.compat.lacking`'s to say. A scenario that uses something that the target lacks is
+rejected, with the reason; generators leave it out.
+"""
+
+from collections.abc import Callable, Mapping
+
+from harness.scenario import Scenario
+
+OPTIONAL: Mapping[str, Callable[[Scenario], bool]] = {}
+"""By the name under which `fuzz.generate` knows the feature."""
+
+
+def used(scenario: Scenario) -> list[str]:
+    """Names of the optional features that a scenario uses."""
+    return [name for name, uses in OPTIONAL.items() if uses(scenario)]
