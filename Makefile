@@ -1,7 +1,7 @@
 # What each target does: make help
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup fuzz test lint bench clean
+.PHONY: help setup fuzz test test-device lint bench clean
 
 VENV := .venv
 SCHEDFUZZ := $(VENV)/bin/schedfuzz
@@ -12,8 +12,12 @@ export PYTHONHASHSEED := 0
 FUZZ_RELEASE := 0.19.0
 TEST_RELEASES := 0.19.0 0.20.2 0.23.0 0.24.0 0.32.0 0.33.0
 
+# Where vLLM's own model runner runs: cpu, or cuda with an installed vLLM (SCHEDFUZZ_VLLM=installed).
+DEVICE := cpu
+DEVICE_RELEASES := 0.12.0 0.19.0 0.24.0 0.28.0 0.29.0 0.32.0 0.33.0
+
 help: ## show this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST)
 
 setup: ## make the environment in .venv (nothing to do when it is up to date)
 	@scripts/setup.sh $(VENV)
@@ -31,6 +35,11 @@ fuzz: setup ## find bugs of vLLM 0.19.0 in 90 seconds, from an empty corpus
 test: setup ## run the tests (PYTEST_ARGS="-k name" to choose)
 	@$(SCHEDFUZZ) targets fetch $(TEST_RELEASES)
 	$(VENV)/bin/python -m pytest $(PYTEST_ARGS)
+
+test-device: ## run the tests of vLLM's own model runner beside the stub (DEVICE=cuda on a machine with a GPU)
+	@EXTRAS=dev,device scripts/setup.sh $(VENV)
+	@$(SCHEDFUZZ) targets fetch $(DEVICE_RELEASES)
+	SCHEDFUZZ_DEVICE=$(DEVICE) $(VENV)/bin/python -m pytest -m device $(PYTEST_ARGS)
 
 lint: setup ## check style and types
 	$(VENV)/bin/ruff check

@@ -65,6 +65,22 @@ def suspects(folder: Path) -> list[tuple[Path, str]]:
     return [(path, "") for path in plain]
 
 
+def found_on(folder: Path) -> str | None:
+    """The vLLM on which a campaign found what is in its folder, as `--vllm` names it; None if the folder does not say."""
+    specs = set()
+    for path, _ in suspects(folder):
+        try:
+            meta = msgspec.json.decode(path.with_name("meta.json").read_bytes(), type=_Meta)
+        except (OSError, msgspec.MsgspecError):
+            return None
+        specs.add(meta.vllm)
+    return specs.pop() if len(specs) == 1 else None
+
+
+class _Meta(msgspec.Struct):
+    vllm: str
+
+
 def judge(
     path: Path, fingerprint: str, scenario: Scenario, target: Target, platform: Platform
 ) -> Confirmation:

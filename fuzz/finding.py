@@ -48,6 +48,8 @@ class Finding(msgspec.Struct, frozen=True):
     anchor: str
     shrink_tries: int
     shrink_stopped: str
+    vllm: str = ""
+    """What `--vllm` must say to see it again."""
 
 
 def seen(scenario: Scenario, fingerprint: str) -> Violation | None:
@@ -120,6 +122,7 @@ def finish(out: Path, found: Found, target: Target, shrink_seconds: float = SHRI
         anchor=violation.anchor,
         shrink_tries=tries,
         shrink_stopped=stopped,
+        vllm=target.spec,
     )
     (draft / "scenario.json").write_bytes(encode(found.scenario))
     (draft / "minimal.json").write_bytes(encode(minimal))

@@ -31,10 +31,14 @@ CHILD_SECONDS = 300
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that put a vLLM into this process come last: it stays there, and some tests are about having none."""
-    items.sort(
-        key=lambda item: "vllm" in getattr(item, "fixturenames", ()) or item.path.parent.name == "regressions"
-    )
+    """Tests that put a vLLM into this process come last: it stays there, and some tests are about having none. Last of
+    all come those that put one for a device's platform there; they are skipped if there is one without."""
+
+    def rank(item: pytest.Item) -> int:
+        names = getattr(item, "fixturenames", ())
+        return 2 if "device" in names else int("vllm" in names or item.path.parent.name == "regressions")
+
+    items.sort(key=rank)
 
 
 @dataclass(frozen=True)
@@ -59,13 +63,18 @@ class Release:
     shown: tuple[Shown, ...]
 
 
-@functools.cache
-def ask(version: str, scenarios: tuple[Scenario, ...] = (), hash_seed: str = "0") -> Release:
-    """Runs scenarios on a release in a fresh process. Skips the test if the cache lacks the release."""
+def need(version: str) -> None:
+    """Skips the test if the cache lacks a release."""
     try:
         target.check(version)
     except target.TargetError as error:
         pytest.skip(f"{error} (make test fetches what the tests need)")
+
+
+@functools.cache
+def ask(version: str, scenarios: tuple[Scenario, ...] = (), hash_seed: str = "0") -> Release:
+    """Runs scenarios on a release in a fresh process. Skips the test if the cache lacks the release."""
+    need(version)
     done = subprocess.run(
         [sys.executable, str(CHILD), version],
         input=b"".join(msgspec.json.encode(scenario) + b"\n" for scenario in scenarios),
@@ -101,11 +110,16 @@ def newest() -> str:
 @pytest.fixture(scope="session")
 def vllm(request: pytest.FixtureRequest) -> str:
     """Activates the vLLM under test in this process; its version."""
+    return under_test(request, target.Platform.NONE)
+
+
+def under_test(request: pytest.FixtureRequest, platform: target.Platform) -> str:
+    """Activates what SCHEDFUZZ_VLLM names, or else the newest cached release; its version."""
     if not target.hash_seed_is_fixed():
         pytest.fail("set PYTHONHASHSEED to a number (make test sets it to 0): findings must not depend on it")
     spec = os.environ.get(VARIABLE) or request.getfixturevalue("newest")
     chosen = target.resolve(spec)
-    target.activate(chosen)
+    target.activate(chosen, platform)
     # It dumps the engine's state whenever an exception passes through the loop, also the one that ends an execution.
     logging.getLogger("vllm").setLevel(logging.CRITICAL)
     return chosen.version

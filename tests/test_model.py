@@ -112,3 +112,53 @@ def test_a_stop_token_in_the_last_place_is_a_stop() -> None:
 def test_eos_wins_where_both_are_due() -> None:
     outputs, _ = reference(Request(max_tokens=4, eos_at=2, stop_at=2)).expected_output()
     assert outputs[-1] == EOS
+
+
+# -- the drafter -----------------------------------------------------------------------------------------------------
+
+scripts = st.lists(st.integers(0, 8), max_size=6).map(tuple)
+counts = st.integers(1, 8)
+
+
+def right(one: Reference, position: int, drafts: list[int]) -> int:
+    """How many drafts, from the first, are true."""
+    return next((i for i, draft in enumerate(drafts) if draft != one.token(position + i)), len(drafts))
+
+
+@quick
+@given(scripts, counts, st.integers(1, 9))
+def test_an_undisturbed_drafting_step_has_as_many_right_drafts_as_its_script_says(
+    script: tuple[int, ...], count: int, length: int
+) -> None:
+    one = reference(Request(prompt=(Text(0, 0, length),), acceptance=script))
+    position = length + 1  # the first output is the prefill's
+    for at in range(20):
+        drafts = one.drafts(position, count)
+        scripted = min(script[at % len(script)], count) if script else count
+        assert (len(drafts), right(one, position, drafts)) == (count, scripted)
+        position += scripted + 1
+
+
+@quick
+@given(scripts, counts, st.permutations(range(6, 40)))
+def test_where_the_drafter_errs_belongs_to_the_position(
+    script: tuple[int, ...], count: int, asked: list[int]
+) -> None:
+    """Not to the drafting step that covers it, nor to the order of questions: steps may start anywhere, as a
+    preemption or a neighbour moves them."""
+    one, other = (reference(Request(prompt=(Text(0, 0, 5),), acceptance=script)) for _ in range(2))
+    errors = [position for position in range(6, 60) if one.errs(position, count)]
+    for position in asked:
+        until_error = next((error - position for error in errors if error >= position), count)
+        assert right(other, position, other.drafts(position, count)) == min(until_error, count)
+    assert [position for position in range(6, 60) if other.errs(position, count)] == errors
+
+
+@quick
+@given(scripts, counts, st.integers(6, 40))
+def test_a_match_ends_with_its_first_wrong_guess(script: tuple[int, ...], count: int, position: int) -> None:
+    """As an n-gram search proposes: nothing, or what is right and one more."""
+    one = reference(Request(prompt=(Text(0, 0, 5),), acceptance=script))
+    drafts = one.drafts(position, count)
+    good = right(one, position, drafts)
+    assert one.matched(position, count) == (drafts[: good + 1] if good else [])

@@ -21,7 +21,8 @@ def confirm(
 ) -> int:
     """Run findings on vLLM's own model runner and say what a client would have seen.
 
-    Each finding of a campaign gets a device.json beside it. Exit status 1 if one is confirmed.
+    A campaign's findings run on the vLLM that they were found on, unless --vllm names another, and each gets a
+    device.json beside it. Exit status 1 if one is confirmed.
 
     Example: schedfuzz confirm out/first --vllm 0.19.0
     """
@@ -30,11 +31,11 @@ def confirm(
     from fuzz.campaign import warm
     from fuzz.confirm import Status as Seen
     from fuzz.confirm import confirm as judge
-    from fuzz.confirm import line, suspects
+    from fuzz.confirm import found_on, line, suspects
     from harness.target import Platform, resolve
 
     suspects(folder)
-    target = resolve(vllm, complain)
+    target = resolve(vllm or found_on(folder), complain)
     warm(target, Platform(device))
     said = judge(folder, target, Platform(device))
     if json:

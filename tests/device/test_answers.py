@@ -1,0 +1,68 @@
+"""A request gets the tokens that it would get alone in a fresh cache, whatever runs beside it."""
+
+import pytest
+from msgspec.structs import replace
+
+from harness.execute import Result, execute
+from harness.model import Reference
+from harness.scenario import Abort, Arrive, Scenario
+from harness.trace import Delivered
+from harness.verdict import Level, Verdict
+from harness.worker.interface import Kind
+from scenarios import LEGAL
+
+pytestmark = [pytest.mark.device, pytest.mark.usefixtures("device")]
+
+
+def answers(result: Result) -> dict[str, list[int]]:
+    """What each client got: not through an oracle, but straight from the trace."""
+    got: dict[str, list[int]] = {}
+    for entry in result.trace.entries:
+        if isinstance(entry, Delivered):
+            for request, tokens in entry.outputs:
+                got.setdefault(request, []).extend(tokens)
+    return got
+
+
+@pytest.mark.parametrize("name", LEGAL)
+def test_the_runner_answers_as_the_reference_does(name: str) -> None:
+    scenario = LEGAL[name]
+    result = execute(scenario, worker=Kind.DEVICE)
+    assert (result.verdict, result.violations) == (Verdict.OK, ())
+    aborted = {event.request for event in scenario.timeline if isinstance(event, Abort)}
+    got = answers(result)
+    for index in range(len(scenario.requests)):
+        expected, _ = Reference(scenario, index).expected_output()
+        found = got.get(f"r{index}", [])
+        assert found == (expected[: len(found)] if index in aborted else expected)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["chunked", "prefix", "preemption", "priority", "stop", "sliding_window", "spec_preemption", "mm_spec_async", "free"],
+)
+def test_busy_or_alone_the_answers_are_the_same(name: str) -> None:
+    """Alone: one request at a time on the plainest engine, with a cache that nobody has used."""
+    busy = LEGAL[name]
+    engine = replace(
+        busy.engine,
+        enable_prefix_caching=False,
+        long_prefill_token_threshold=0,
+        policy="fcfs",
+        async_scheduling=False,
+        speculative=None,
+        interleaving="engine",
+    )
+    alone = {}
+    for index, request in enumerate(busy.requests):
+        one = Scenario(1, engine, busy.images, (request,), (Arrive(0),))
+        alone[f"r{index}"] = answers(execute(one, worker=Kind.DEVICE))["r0"]
+    assert answers(execute(busy, worker=Kind.DEVICE)) == alone
+
+
+@pytest.mark.parametrize("name", LEGAL)
+def test_stub_and_runner_agree(name: str) -> None:
+    """Else `Disagreement`. The oracles hear the stub, and hazards apart, they have nothing to say."""
+    result = execute(LEGAL[name], worker=Kind.TANDEM)
+    assert {violation.level for violation in result.violations} <= {Level.HAZARD}
+    assert result.trace.digest() == execute(LEGAL[name]).trace.digest()

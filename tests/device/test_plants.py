@@ -1,0 +1,96 @@
+"""What a scheduler could do to a device's memory shows in the answers: the device's oracle can fail."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from harness.execute import Result, execute
+from harness.scenario import Image, Request, Text
+from harness.step import Step
+from harness.worker.interface import Kind
+from harness.worker.tandem import Disagreement
+from scenarios import LEGAL, SMALL, VISION, replace, scenario, text
+
+pytestmark = pytest.mark.device
+
+WINDOW = scenario(replace(SMALL, sliding_window=6), text(14, 4))
+"""Position 14, the first that is decoded, attends to 9 and later in the window's group and to all in the other."""
+CUT = scenario(VISION, Request(prompt=(Text(0, 0, 12), Image(0)), max_tokens=3), images=(6,))
+"""An image across the end of a chunk of 16: two steps read it."""
+GROUPS = ("full", "window")
+
+
+def shown(result: Result) -> list[tuple[str, str]]:
+    return [(violation.oracle, violation.kind) for violation in result.violations]
+
+
+def unwritten(role: str, position: int) -> Callable[[Any, Step], None]:
+    """Takes what is kept for a position of r0 out of the KV cache, before the second step."""
+    from harness.worker.device.runner import POISON
+
+    tables: list[tuple[int, ...]] = []
+
+    def change(runner: Any, step: Step) -> None:
+        if step.index == 0:
+            tables.extend(step.new[0].block_ids)
+        elif step.index == 1:
+            block = tables[GROUPS.index(role)][position // SMALL.block_size]
+            runner.model.model.memories[role].slots[block, position % SMALL.block_size] = POISON
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("role", "position", "wrong"),
+    [("full", 0, True), ("full", 13, True), ("window", 9, True), ("window", 8, False)],
+    ids=["first of the context", "last of the context", "first of the window", "outside the window"],
+)
+def test_one_slot_of_the_context(plant: Any, role: str, position: int, wrong: bool) -> None:
+    assert shown(execute(WINDOW, worker=Kind.DEVICE)) == []
+    plant(unwritten(role, position))
+    assert shown(execute(WINDOW, worker=Kind.DEVICE)) == [("O8", "wrong-token")] * wrong
+
+
+def test_one_slot_of_the_context_in_tandem(plant: Any) -> None:
+    """The scheduler has done nothing wrong, so the stub is content: a fault of ours."""
+    plant(unwritten("full", 0))
+    with pytest.raises(Disagreement, match="step 1 "):
+        execute(WINDOW, worker=Kind.TANDEM)
+
+
+def lose(cache: dict[str, torch.Tensor]) -> None:
+    cache.clear()
+
+
+def change(cache: dict[str, torch.Tensor]) -> None:
+    cache["image-0"] = cache["image-0"] + 1
+
+
+@pytest.mark.parametrize(
+    ("harm", "symptom"), [(lose, ("O1", "exception")), (change, ("O8", "wrong-token"))]
+)
+def test_an_encoder_output_between_two_chunks(plant: Any, harm: Any, symptom: tuple[str, str]) -> None:
+    assert shown(execute(CUT, worker=Kind.DEVICE)) == []
+    plant(lambda runner, step: harm(runner.encoder_cache) if step.index == 1 else None)
+    assert shown(execute(CUT, worker=Kind.DEVICE)) == [symptom]
+
+
+def test_every_execution_starts_with_poisoned_caches(plant: Any) -> None:
+    """In all memories, also of the drafter, and also after another execution."""
+    from harness.worker.device.runner import POISON
+
+    fresh: list[bool] = []
+    memories: set[str] = set()
+
+    def look(runner: Any, step: Step) -> None:
+        if step.index == 0:
+            fresh.extend(bool((cache == POISON).all()) for cache in runner.kv_caches)
+            memories.update(runner.compilation_config.static_forward_context)
+
+    plant(look)
+    for name in ("spec_eagle", "sliding_window", "spec_eagle"):
+        execute(LEGAL[name], worker=Kind.DEVICE)
+    assert {name.rpartition(".")[2] for name in memories} == {"full", "window", "drafter"}
+    assert len(fresh) >= 6 and all(fresh)
