@@ -66,7 +66,9 @@ def suspects(folder: Path) -> list[tuple[Path, str]]:
 
 
 def found_on(folder: Path) -> str | None:
-    """The vLLM on which a campaign found what is in its folder, as `--vllm` names it; None if the folder does not say."""
+    """The vLLM on which a campaign found what is in its folder, as `--vllm` names it; None if the folder does not
+    say.
+    """
     specs = set()
     for path, _ in suspects(folder):
         try:

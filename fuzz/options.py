@@ -23,6 +23,11 @@ class DeviceName(StrEnum):
     CUDA = "cuda"
 
 
+class RunnerName(StrEnum):
+    V1 = "v1"
+    V2 = "v2"
+
+
 class TargetsAction(StrEnum):
     LIST = "list"
     FETCH = "fetch"
@@ -69,3 +74,7 @@ WorkerOption = Annotated[
     ),
 ]
 DeviceOption = Annotated[DeviceName, typer.Option("--device", help="Where vLLM's own model runner runs.")]
+RunnerOption = Annotated[
+    RunnerName,
+    typer.Option("--runner", help="Which of vLLM's model runners the device worker is (v2 from 0.24 on)."),
+]

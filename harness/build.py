@@ -8,6 +8,7 @@ of 0.19-0.33 sets it.
 """
 
 import functools
+import os
 import queue
 from collections import deque
 from collections.abc import Callable
@@ -100,6 +101,8 @@ def vllm_config(engine: Engine) -> Any:
     """
     from vllm.config import CacheConfig, SchedulerConfig, VllmConfig
 
+    if os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1":
+        compat.promise_triton()
     encoder = engine.encoder
     try:
         scheduler_config = compat.construct(

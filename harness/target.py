@@ -38,6 +38,7 @@ from harness.releases import (
 
 __all__ = [
     "Platform",
+    "Runner",
     "SUPPORTED",
     "Target",
     "TargetError",
@@ -61,7 +62,6 @@ _ENVIRONMENT = {
     "DO_NOT_TRACK": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_PLUGINS": "",  # load none
-    "VLLM_USE_V2_MODEL_RUNNER": "0",  # the worker stub implements the V1 runner's contract
 }
 _KEPT = ("VLLM_LOGGING_LEVEL", "VLLM_CACHE_ROOT", "VLLM_CONFIG_ROOT")
 _on_path: list[str] = []  # what `activate` put on sys.path
@@ -73,6 +73,13 @@ class Platform(enum.StrEnum):
     NONE = "none"
     CPU = "cpu"
     CUDA = "cuda"
+
+
+class Runner(enum.StrEnum):
+    """Which of vLLM's model runners scheduler and worker expect. The stub obeys the contract of V1."""
+
+    V1 = "v1"
+    V2 = "v2"
 
 
 _platform = Platform.NONE  # of the vLLM that `activate` chose
@@ -133,7 +140,7 @@ def cached() -> list[Target]:
     return [Target(version, version, entry_path(version)) for version in SUPPORTED if is_whole(version)]
 
 
-def activate(target: Target, platform: Platform = Platform.NONE) -> None:
+def activate(target: Target, platform: Platform = Platform.NONE, runner: Runner = Runner.V1) -> None:
     """Make ``import vllm`` mean the target, in this process and in those that it starts.
 
     Call it before anything imports vllm. Raises TargetError when another vLLM, or the same for another platform, has
@@ -163,7 +170,7 @@ def activate(target: Target, platform: Platform = Platform.NONE) -> None:
 
     for name in [name for name in os.environ if name.startswith("VLLM_") and name not in _KEPT]:
         del os.environ[name]
-    os.environ.update(_ENVIRONMENT)
+    os.environ.update(_ENVIRONMENT, VLLM_USE_V2_MODEL_RUNNER=str(int(runner is Runner.V2)))
     # vLLM dumps its configuration at ERROR level when a step fails; the oracles say what happened.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "CRITICAL")
     # On PYTHONPATH, too: vLLM starts processes (to inspect a model class, for one) that must import the same vLLM.

@@ -160,6 +160,15 @@ PUBLISHED = scenario(
 )
 """Ledger 43569: r1 gets blocks in the pass that then preempts it for r3; their hashes stay, and r1 hits them."""
 
+SAME_PROMPTS = scenario(
+    Engine(long_prefill_token_threshold=1, speculative=Speculative()),
+    text(3, 9, eos_at=0),
+    text(3, 9),
+    text(1, 4, 1),
+    events=(Arrive(0), Arrive(1), Arrive(2, 5)),
+)
+"""O1-exception-bac762cf on 0.33.0: r2 is admitted beside r1's decode. r0 has r1's prompt, and ends at once."""
+
 LONG_ITEM = "an encoder input longer than long_prefill_token_threshold"
 LOOKED_AHEAD = "an encoder input that fits a step only without the drafter's look-ahead"
 TRUE_OF_BOTH = {

@@ -7,7 +7,16 @@ import typer
 
 from fuzz.cli.app import app
 from fuzz.console import BadInput, Console, Status, complain, fix_hash_seed
-from fuzz.options import AsJson, DeviceName, DeviceOption, FeaturesOption, Seed, Vllm
+from fuzz.options import (
+    AsJson,
+    DeviceName,
+    DeviceOption,
+    FeaturesOption,
+    RunnerName,
+    RunnerOption,
+    Seed,
+    Vllm,
+)
 
 
 @app.command()
@@ -17,6 +26,7 @@ def confirm(
     ],
     vllm: Vllm = None,
     device: DeviceOption = DeviceName.CPU,
+    runner: RunnerOption = RunnerName.V1,
     json: AsJson = False,
 ) -> int:
     """Run findings on vLLM's own model runner and say what a client would have seen.
@@ -32,11 +42,11 @@ def confirm(
     from fuzz.confirm import Status as Seen
     from fuzz.confirm import confirm as judge
     from fuzz.confirm import found_on, line, suspects
-    from harness.target import Platform, resolve
+    from harness.target import Platform, Runner, resolve
 
     suspects(folder)
     target = resolve(vllm or found_on(folder), complain)
-    warm(target, Platform(device))
+    warm(target, Platform(device), Runner(runner))
     said = judge(folder, target, Platform(device))
     if json:
         console.json(said)

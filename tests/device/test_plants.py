@@ -5,13 +5,14 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from harness.execute import Result, execute
 from harness.scenario import Image, Request, Text
 from harness.step import Step
 from harness.worker.interface import Kind
 from harness.worker.tandem import Disagreement
-from scenarios import LEGAL, SMALL, VISION, replace, scenario, text
+from scenarios import LEGAL, SMALL, VISION, scenario, text
 
 pytestmark = pytest.mark.device
 

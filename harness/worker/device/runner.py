@@ -9,20 +9,22 @@ from typing import Any
 import torch
 
 from harness.scenario import Engine
-from harness.worker.device import config, features, kernels, ngram, streams
+from harness.worker.device import config, features, ngram, streams
+from harness.worker.device.kernels import launch, v1, v2_batch, v2_sampling
 
 POISON = 54321.0
 """What fresh cache memory holds: no limb of any word that is stored, so that reading it is seen."""
 
 
 def model_runner(engine: Engine) -> Any:
-    """A new V1 model runner with poisoned caches. vLLM's own errors go through."""
+    """A new model runner, V1 or V2 as vLLM chooses, with poisoned caches. vLLM's own errors go through."""
     from vllm.config import set_current_vllm_config
 
     _prepare()
     settings = config.vllm_config(engine)
+    v2 = getattr(settings, "use_v2_model_runner", False)
     with set_current_vllm_config(settings):
-        runner = _runner_class()(settings, torch.device(config.device_type()))
+        runner = (_v2_runner_class if v2 else _runner_class)()(settings, torch.device(config.device_type()))
         runner.load_model()
         runner.initialize_kv_cache(config.kv_cache_config(engine, settings))
     for cache in runner.kv_caches:
@@ -53,6 +55,22 @@ def _runner_class() -> Any:
 
 
 @functools.cache
+def _v2_runner_class() -> Any:
+    """The V2 runner of CUDA deployments. vLLM's CPU subclass adds nothing to it but a warm-up."""
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+
+    if config.device_type() == "cpu":
+        from vllm.v1.worker.cpu.buffer_utils import UvaBuffer
+        from vllm.v1.worker.gpu import buffer_utils
+
+        buffer_utils.UvaBuffer = UvaBuffer  # host memory that a device reads; here both are the host
+        launch.install(v2_batch.STAND_INS)
+        launch.install(v2_sampling.STAND_INS)
+    ngram.install_v2()
+    return GPUModelRunner
+
+
+@functools.cache
 def _prepare() -> None:
     """Once a process: what vLLM's Worker does before it makes a runner, and our parts."""
     from vllm.config import DeviceConfig, VllmConfig, set_current_vllm_config
@@ -79,6 +97,6 @@ def _run_on_host() -> None:
 
     torch.set_num_threads(1)  # more cost a hundred times what they save on tensors this small
     type(current_platform).get_current_memory_usage = classmethod(lambda cls, device=None: 0.0)
-    kernels.install()
-    kernels.define_missing_ops()
+    launch.install(v1.STAND_INS)
+    launch.define_missing_ops()
     streams.ignore()

@@ -28,7 +28,8 @@ class DeviceWorker:
         network.TABLES.fill(
             answers(references), mistakes(references, scenario.engine.speculative), self._runner.device
         )
-        drafter = getattr(self._runner, "drafter", None)
+        # The V2 runner calls it a speculator.
+        drafter = getattr(self._runner, "drafter", None) or getattr(self._runner, "speculator", None)
         if isinstance(drafter, ngram.Proposer):
             drafter.runner, drafter.references = self._runner, references
         self._delays = scenario.step_delays or (DEFAULT_DELAY,)

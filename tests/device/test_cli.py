@@ -1,0 +1,82 @@
+"""The front door of the device worker: what a user types, what comes out, and the exit status."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from conftest import need
+from harness.codec import encode
+from scenarios import LEGAL, SAME_PROMPTS
+from test_cli import schedfuzz
+
+from .conftest import PLATFORM, on_cpu
+
+pytestmark = pytest.mark.device
+
+LOOK_AHEAD = Path(__file__).parents[2] / "corpus" / "regressions" / "drafter-reads-image-at-chunk-end.json"
+DRAFTER_MISS = "O4-drafter-read-miss-aea77521"
+CUT_DECODE = "O1-exception-bac762cf"
+
+
+def campaign(folder: Path, **findings: bytes) -> Path:
+    """A folder as `schedfuzz run` leaves it, as far as `confirm` reads it."""
+    for fingerprint, minimal in findings.items():
+        (folder / "findings" / fingerprint).mkdir(parents=True)
+        (folder / "findings" / fingerprint / "minimal.json").write_bytes(minimal)
+    return folder
+
+
+@on_cpu
+def test_a_confirmed_finding(tmp_path: Path) -> None:
+    need("0.19.0")
+    folder = campaign(tmp_path, **{DRAFTER_MISS: LOOK_AHEAD.read_bytes()})
+    done = schedfuzz("confirm", folder, "--vllm", "0.19.0")
+    assert (done.returncode, done.stderr) == (1, "")
+    name, saw = done.stdout.splitlines()
+    assert name == f"{DRAFTER_MISS}: confirmed on device (cpu, vLLM 0.19.0)"
+    assert "the engine dies" in saw and "Encoder cache miss" in saw
+    said = json.loads((folder / "findings" / DRAFTER_MISS / "device.json").read_bytes())
+    assert said["fingerprint"] == DRAFTER_MISS
+    assert (said["status"], said["device"], said["vllm"]) == ("confirmed on device", "cpu", "0.19.0")
+    assert said["saw"] == saw.strip()
+
+
+@on_cpu
+def test_findings_that_no_client_sees(tmp_path: Path) -> None:
+    need("0.33.0")
+    folder = campaign(tmp_path, **{DRAFTER_MISS: LOOK_AHEAD.read_bytes(), CUT_DECODE: encode(SAME_PROMPTS)})
+    done = schedfuzz("confirm", folder, "--vllm", "0.33.0", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    said = json.loads(done.stdout)
+    assert {one["fingerprint"]: one["status"] for one in said} == {
+        DRAFTER_MISS: "not visible on this device",
+        CUT_DECODE: "not supported",
+    }
+    for one in said:
+        assert json.loads(Path(one["file"]).with_name("device.json").read_bytes()) == one
+
+
+def test_scenarios_without_a_campaign_leave_nothing_behind(device: str, tmp_path: Path) -> None:
+    """The vLLM under test, on the device under test."""
+    for name in ("plain", "mm"):
+        (tmp_path / f"{name}.json").write_bytes(encode(LEGAL[name]))
+    done = schedfuzz("confirm", tmp_path, "--device", PLATFORM, *spec())
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count(f": not visible on this device ({PLATFORM}, vLLM {device})\n") == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mm.json", "plain.json"]
+
+
+def test_fidelity_counts_what_it_ran(device: str, tmp_path: Path) -> None:
+    done = schedfuzz(
+        "fidelity", "--executions", "5", "--seed", "3", "--device", PLATFORM, *spec(), "--out", tmp_path, "--json"
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    report = json.loads(done.stdout)
+    assert (report["vllm"], report["device"], report["seed"]) == (device, PLATFORM, 3)
+    assert (report["scenarios"], report["disagreements"], report["errors"]) == (5, [], [])
+    assert sum(report["verdicts"].values()) == 5
+    assert report["steps"] > 5 and report["seconds"] > 0
+    assert report["features"] and max(report["features"].values()) <= 5
+    assert list(tmp_path.iterdir()) == []
