@@ -93,7 +93,7 @@ def warm(target: Target, platform: Platform = Platform.NONE, runner: Runner = Ru
 
         if (missing := compat.v2_runner_missing()) is not None:
             raise TargetError(
-                f"vLLM {target.spec} does not run with --runner v2: {missing}; choose 0.24.0 or later"
+                f"vLLM {target.spec} does not run with --runner v2: {missing}; choose 0.23.0 or later"
             )
 
 

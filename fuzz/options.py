@@ -76,5 +76,5 @@ WorkerOption = Annotated[
 DeviceOption = Annotated[DeviceName, typer.Option("--device", help="Where vLLM's own model runner runs.")]
 RunnerOption = Annotated[
     RunnerName,
-    typer.Option("--runner", help="Which of vLLM's model runners the device worker is (v2 from 0.24 on)."),
+    typer.Option("--runner", help="Which of vLLM's model runners the device worker is (v2 from 0.23 on)."),
 ]

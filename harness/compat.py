@@ -219,16 +219,13 @@ def kv_cache_tensors(groups: list[list[str]], page: int, num_blocks: int) -> lis
 
 
 def v2_runner_missing() -> str | None:
-    """Why the V2 model runner cannot run here, or None. It has parts for CPUs from 0.23 on; those of 0.23 lock pages."""
+    """Why the V2 model runner cannot run on a CPU, or None. It has parts for CPUs from 0.23 on."""
     from vllm.config import VllmConfig
 
     if not hasattr(VllmConfig, "use_v2_model_runner"):
         return "it has none"
     if optional("vllm.v1.worker.cpu.buffer_utils", "UvaBuffer") is None:
         return "its V2 runner has no parts for CPUs"
-    copy = optional("vllm.utils.torch_utils", "async_tensor_h2d")
-    if copy is not None and "pin_memory=True" in inspect.getsource(copy):
-        return "its V2 runner takes page-locked memory, which a CPU alone does not have"
     return None
 
 

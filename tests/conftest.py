@@ -108,17 +108,21 @@ def newest() -> str:
 
 
 @pytest.fixture(scope="session")
-def vllm(request: pytest.FixtureRequest) -> str:
+def chosen(request: pytest.FixtureRequest) -> target.Target:
+    """The vLLM under test: what SCHEDFUZZ_VLLM names, or else the newest cached release."""
+    return target.resolve(os.environ.get(VARIABLE) or request.getfixturevalue("newest"))
+
+
+@pytest.fixture(scope="session")
+def vllm(chosen: target.Target) -> str:
     """Activates the vLLM under test in this process; its version."""
-    return under_test(request, target.Platform.NONE)
+    return activated(chosen, target.Platform.NONE)
 
 
-def under_test(request: pytest.FixtureRequest, platform: target.Platform) -> str:
-    """Activates what SCHEDFUZZ_VLLM names, or else the newest cached release; its version."""
+def activated(chosen: target.Target, platform: target.Platform) -> str:
+    """Puts a vLLM into this process; its version."""
     if not target.hash_seed_is_fixed():
         pytest.fail("set PYTHONHASHSEED to a number (make test sets it to 0): findings must not depend on it")
-    spec = os.environ.get(VARIABLE) or request.getfixturevalue("newest")
-    chosen = target.resolve(spec)
     target.activate(chosen, platform)
     # It dumps the engine's state whenever an exception passes through the loop, also the one that ends an execution.
     logging.getLogger("vllm").setLevel(logging.CRITICAL)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from conftest import under_test
+from conftest import activated
 from harness.step import Step
-from harness.target import Platform, TargetError
+from harness.target import Platform, Target, TargetError
 
 PLATFORM = Platform(os.environ.get("SCHEDFUZZ_DEVICE") or "cpu")
 on_cpu = pytest.mark.skipif(PLATFORM is not Platform.CPU, reason="names releases, which run on a CPU only")
@@ -18,10 +18,10 @@ Plant = Callable[[Any, Step], None]
 
 
 @pytest.fixture(scope="session")
-def device(request: pytest.FixtureRequest) -> str:
+def device(chosen: Target) -> str:
     """Activates the vLLM under test for the device's platform; its version."""
     try:
-        return under_test(request, PLATFORM)
+        return activated(chosen, PLATFORM)
     except TargetError as error:
         pytest.skip(f"{error} (pytest -m device)")
 

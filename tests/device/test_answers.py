@@ -39,7 +39,17 @@ def test_the_runner_answers_as_the_reference_does(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["chunked", "prefix", "preemption", "priority", "stop", "sliding_window", "spec_preemption", "mm_spec_async", "free"],
+    [
+        "chunked",
+        "prefix",
+        "preemption",
+        "priority",
+        "stop",
+        "sliding_window",
+        "spec_preemption",
+        "mm_spec_async",
+        "free",
+    ],
 )
 def test_busy_or_alone_the_answers_are_the_same(name: str) -> None:
     """Alone: one request at a time on the plainest engine, with a cache that nobody has used."""

@@ -69,9 +69,7 @@ def change(cache: dict[str, torch.Tensor]) -> None:
     cache["image-0"] = cache["image-0"] + 1
 
 
-@pytest.mark.parametrize(
-    ("harm", "symptom"), [(lose, ("O1", "exception")), (change, ("O8", "wrong-token"))]
-)
+@pytest.mark.parametrize(("harm", "symptom"), [(lose, ("O1", "exception")), (change, ("O8", "wrong-token"))])
 def test_an_encoder_output_between_two_chunks(plant: Any, harm: Any, symptom: tuple[str, str]) -> None:
     assert shown(execute(CUT, worker=Kind.DEVICE)) == []
     plant(lambda runner, step: harm(runner.encoder_cache) if step.index == 1 else None)

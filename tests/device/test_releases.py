@@ -14,7 +14,15 @@ from .conftest import on_cpu
 
 pytestmark = [pytest.mark.device, on_cpu]
 
-CHOSEN = ("prefix", "sliding_window", "spec_preemption", "spec_ngram", "spec_async_mtp", "mm_spec_async", "free")
+CHOSEN = (
+    "prefix",
+    "sliding_window",
+    "spec_preemption",
+    "spec_ngram",
+    "spec_async_mtp",
+    "mm_spec_async",
+    "free",
+)
 
 
 @pytest.mark.parametrize("version", ["0.12.0", "0.19.0", "0.24.0", "0.32.0"])

@@ -23,7 +23,8 @@ SHOWS = {
     "item-as-long-as-budget-with-look-ahead": HANGS,
     "item-longer-than-prefill-threshold": HANGS,
     "padded-decode-cut-by-prefill-threshold": DIES + "AssertionError in vllm.v1.core.sched.scheduler",
-    "priority-victim-leaves-uncomputed-encoder-entry": DIES + "RuntimeError in vllm.v1.worker.gpu_model_runner",
+    "priority-victim-leaves-uncomputed-encoder-entry": DIES
+    + "RuntimeError in vllm.v1.worker.gpu_model_runner",
     "window-blocks-freed-on-optimistic-count": "",
     "drafter-reads-image-at-chunk-end": "",
 }

@@ -113,7 +113,9 @@ def test_a_result_is_compared_with_its_own_step() -> None:
 @pytest.mark.parametrize("call", ["execute", "sample", "result"])
 def test_the_device_alone_raises(call: str) -> None:
     """Wherever it does: also where an asynchronous result is waited for."""
-    with pytest.raises(Disagreement, match=r"step 0 .*the device raises ValueError \(odd\), the stub does not"):
+    with pytest.raises(
+        Disagreement, match=r"step 0 .*the device raises ValueError \(odd\), the stub does not"
+    ):
         run(Double(), Double(**{call: ValueError("odd")}))
 
 
@@ -131,7 +133,9 @@ def test_both_raise(call: str) -> None:
     assert caught.value is failure
 
 
-@pytest.mark.parametrize("stub", [Double(), Double(execute=RunnerFailure("no block"))], ids=["runs", "raises"])
+@pytest.mark.parametrize(
+    "stub", [Double(), Double(execute=RunnerFailure("no block"))], ids=["runs", "raises"]
+)
 def test_our_own_faults_stay_what_they_are(stub: Double) -> None:
     """A fault of the device's set-up proves nothing about the step."""
     fault = HarnessError("not modelled")

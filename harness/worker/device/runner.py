@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from harness import compat
 from harness.scenario import Engine
 from harness.worker.device import config, features, ngram, streams
 from harness.worker.device.kernels import launch, v1, v2_batch, v2_sampling
@@ -99,4 +100,6 @@ def _run_on_host() -> None:
     type(current_platform).get_current_memory_usage = classmethod(lambda cls, device=None: 0.0)
     launch.install(v1.STAND_INS)
     launch.define_missing_ops()
+    # From 0.23 on vLLM's own preparations for a CPU; for one, a copy to the device that locks no pages there.
+    compat.optional("vllm.v1.worker.cpu.shm", "noop")
     streams.ignore()

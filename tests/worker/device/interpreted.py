@@ -111,7 +111,10 @@ def rejections(rng: Random) -> Launch:
 def last_tokens(rng: Random) -> Launch:
     """Rows of sampled tokens: rejected ones are -1, and a token past the vocabulary counts for nothing."""
     requests, width = rng.randint(1, 5), rng.randint(1, 4)
-    rows = [[rng.choice((rng.randrange(VOCABULARY), PAD, VOCABULARY)) for _ in range(width)] for _ in range(requests)]
+    rows = [
+        [rng.choice((rng.randrange(VOCABULARY), PAD, VOCABULARY)) for _ in range(width)]
+        for _ in range(requests)
+    ]
     return requests, {
         "sampled_token_ids": int32(rows),
         "discard_request_mask": torch.tensor([rng.random() < 0.3 for _ in range(requests)]),

@@ -70,7 +70,9 @@ def test_the_tables_say_what_the_scripts_say(scenario: Scenario) -> None:
     made = unified(scenario)
     known = references(made)
     table = answers({f"r{index}": reference for index, reference in enumerate(known)})
-    wrong = mistakes({f"r{index}": reference for index, reference in enumerate(known)}, made.engine.speculative)
+    wrong = mistakes(
+        {f"r{index}": reference for index, reference in enumerate(known)}, made.engine.speculative
+    )
     count = made.engine.speculative.num_speculative_tokens
 
     def target(fingerprint: int) -> int:
