@@ -1,12 +1,15 @@
-"""What docs/findings says about the newest release is so: open findings still show, mended ones do not."""
+"""What docs/findings says is so: open findings still show, mended ones do not, and on a device a client sees them."""
 
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+
+from conftest import need
 
 ROOT = Path(__file__).parent.parent
 SCENARIOS = ROOT / "corpus" / "regressions"
@@ -37,13 +40,37 @@ EXPECTED = {
         "0.24.0": None,
         "0.33.0": None,
     },
+    "resumed-request-without-item-data": {"0.24.0": None, "0.33.0": "O4-target-read-miss-a09e8681"},
+    "draft-placeholders-embedded": {
+        "0.20.2": "O13-placeholder-fed-d34d05f4",
+        "0.24.0": "O13-placeholder-fed-d34d05f4",
+        "0.33.0": None,
+    },
+    "rejected-drafts-taken-back-twice": {"0.20.2": None, "0.33.0": None},
 }
+STUB = {"0.12.0": {"rejected-drafts-taken-back-twice": "O13-stale-token-6441eb63"}}
+"""On releases that only the tests of the device need."""
+SEEN = {
+    "0.12.0": {
+        "draft-placeholders-embedded": "O1-exception-0a29c780",
+        "rejected-drafts-taken-back-twice": "O8-wrong-token-14b7bfe8",
+    },
+    "0.28.0": {"resumed-request-without-item-data": None, "draft-placeholders-embedded": None},
+    "0.29.0": {"resumed-request-without-item-data": "O1-exception-5e740330"},
+    "0.33.0": {
+        "resumed-request-without-item-data": "O1-exception-5e740330",
+        "draft-placeholders-embedded": None,
+        "rejected-drafts-taken-back-twice": None,
+    },
+}
+"""What a client sees on vLLM's own model runner (V1), of the findings that tandem runs have brought."""
 
 
-def replay(version: str) -> dict[str, set[str]]:
-    files = [str(SCENARIOS / f"{name}.json") for name in EXPECTED]
+def replay(version: str, names: Iterable[str] = EXPECTED, worker: str = "stub") -> dict[str, set[str]]:
+    files = [str(SCENARIOS / f"{name}.json") for name in names]
+    options = ["--vllm", version, "--worker", worker, "--json"]
     done = subprocess.run(
-        [sys.executable, "-m", "fuzz.cli", "replay", *files, "--vllm", version, "--json"],
+        [sys.executable, "-m", "fuzz.cli", "replay", *files, *options],
         capture_output=True,
         text=True,
         cwd=ROOT,
@@ -67,6 +94,26 @@ def test_each_finding_shows_where_its_page_says(version):
         if version in releases:
             expected = {releases[version]} - {None}
             assert found[name] == expected, (name, version)
+
+
+@pytest.mark.device
+@pytest.mark.parametrize("version", STUB)
+def test_stub_and_device_agree_on_an_old_finding(version):
+    need(version)
+    for name, fingerprint in STUB[version].items():
+        assert replay(version, [name], "tandem") == {name: {fingerprint}}
+
+
+@pytest.mark.device
+@pytest.mark.parametrize("version", SEEN)
+def test_what_a_client_sees(version):
+    need(version)
+    found = replay(version, SEEN[version], "device")
+    for name, fingerprint in SEEN[version].items():
+        if fingerprint is None:
+            assert found[name] == set(), name
+        else:
+            assert fingerprint in found[name], name
 
 
 def test_every_kept_scenario_is_expected_somewhere():

@@ -8,7 +8,7 @@ import pytest
 from conftest import need
 from harness.codec import encode
 from harness.target import Target
-from scenarios import SAME_PROMPTS
+from scenarios import LEGAL, SAME_PROMPTS
 from test_cli import schedfuzz
 
 from .conftest import PLATFORM, on_cpu
@@ -30,9 +30,11 @@ def campaign(folder: Path, **findings: bytes) -> Path:
 
 @on_cpu
 def test_a_confirmed_finding(tmp_path: Path) -> None:
+    """On the vLLM that the campaign found it on."""
     need("0.19.0")
     folder = campaign(tmp_path, **{DRAFTER_MISS: LOOK_AHEAD.read_bytes()})
-    done = schedfuzz("confirm", folder, "--vllm", "0.19.0")
+    (folder / "findings" / DRAFTER_MISS / "meta.json").write_text('{"vllm": "0.19.0"}')
+    done = schedfuzz("confirm", folder)
     assert (done.returncode, done.stderr) == (1, "")
     name, saw = done.stdout.splitlines()
     assert name == f"{DRAFTER_MISS}: confirmed on device (cpu, vLLM 0.19.0)"
@@ -55,6 +57,17 @@ def test_findings_that_no_client_sees(chosen: Target, tmp_path: Path) -> None:
     }
     for one in said:
         assert json.loads(Path(one["file"]).with_name("device.json").read_bytes()) == one
+
+
+@on_cpu
+def test_the_v2_runner_answers_as_the_reference_does(tmp_path: Path) -> None:
+    need("0.33.0")
+    for name, scenario in LEGAL.items():
+        (tmp_path / f"{name}.json").write_bytes(encode(scenario))
+    options = ("--worker", "device", "--runner", "v2", "--vllm", "0.33.0")
+    done = schedfuzz("replay", *tmp_path.iterdir(), *options, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {one["verdict"] for one in json.loads(done.stdout)} == {"ok"}
 
 
 def test_fidelity_counts_what_it_ran(chosen: Target, tmp_path: Path) -> None:

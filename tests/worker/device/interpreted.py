@@ -1,180 +1,113 @@
-"""vLLM's own Triton kernels beside our stand-ins: the same random arguments for both, in a process of its own.
+"""vLLM's own Triton kernels, run by Triton's interpreter, beside our stand-ins; in a process of its own.
 
-    TRITON_INTERPRET=1 python interpreted.py VERSION
+    TRITON_INTERPRET=1 python interpreted.py VERSION < scenarios.jsonl
 
-The answer is one JSON object on standard output: for each kernel of this release how many launches were compared, and
-the tensors in which they differed. Triton's interpreter has to be chosen before anything imports Triton.
+Both get the same memory, and must leave the same behind. The V1 runner's kernels are launched with random arguments
+(`launches.py`), those of the V2 runner as it launches them while it runs the scenarios. The answer is one JSON object
+on standard output: for each kernel that has a stand-in how often it was launched, and the arguments whose memory
+differed; and what the scenarios showed. The interpreter has to be chosen before anything imports Triton.
 """
 
 import importlib
 import json
+import logging
 import sys
-from collections.abc import Callable
 from random import Random
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from launches import KERNELS
 
 from harness import target
+from harness.codec import decode
+from harness.execute import execute
+from harness.worker.interface import Kind
 
 LAUNCHES = 40
-PAD = -1
-VOCABULARY = 50
-
-Launch = tuple[int, dict[str, Any]]
-"""Grid and arguments, these by the kernel's parameter names without `_ptr`."""
+ADDRESSED: dict[int, torch.Tensor] = {}
+"""Tensors whose address was asked for: so a kernel gets several at once."""
+report: dict[str, list[Any]] = {}
 
 
-def int32(values: list[Any]) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.int32)
+def remember_addresses() -> None:
+    data_ptr = torch.Tensor.data_ptr
+
+    def remembered(tensor: torch.Tensor) -> int:
+        address = data_ptr(tensor)
+        ADDRESSED[address] = tensor
+        return address
+
+    torch.Tensor.data_ptr = remembered  # type: ignore[method-assign]
 
 
-def int64(values: list[Any]) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.int64)
-
-
-def ends(counts: list[int]) -> list[int]:
-    """Running sums."""
-    return [sum(counts[: i + 1]) for i in range(len(counts))]
-
-
-def tables(rng: Random, requests: int, width: int) -> torch.Tensor:
-    return int32([[rng.randrange(60) for _ in range(width)] for _ in range(requests)])
-
-
-def slots_of_a_step(rng: Random) -> Launch:
-    """Every request's next tokens, and padding behind them."""
-    requests, width, size = rng.randint(1, 5), rng.randint(1, 6), rng.choice((4, 16))
-    counts, positions = [], []
-    for _ in range(requests):
-        start = rng.randrange(width * size)
-        counts.append(rng.randint(0, min(5, width * size - start)))
-        positions += range(start, start + counts[-1])
-    room = len(positions) + rng.randint(0, 4)
-    return requests + 1, {
-        "num_tokens": len(positions),
-        "max_num_tokens": room,
-        "query_start_loc": int32([0, *ends(counts)]),
-        "positions": int64(positions + [0]),
-        "block_table": tables(rng, requests, width),
-        "block_table_stride": width,
-        "slot_mapping": torch.full((room,), 777, dtype=torch.int64),
-        "KV_CACHE_BLOCK_SIZE": size,
-        "block_size": size,
-        "TOTAL_CP_WORLD_SIZE": 1,
-        "TOTAL_CP_RANK": 0,
-        "CP_KV_CACHE_INTERLEAVE_SIZE": 1,
-        "PAD_ID": PAD,
-        "BLOCK_SIZE": 8,
+def memory(arguments: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """The bytes that each argument leads to: the whole storage of a tensor, and of those that it holds addresses of."""
+    reached = {}
+    for name, value in arguments.items():
+        if not torch.is_tensor(value):
+            continue
+        reached[name] = value
+        if value.dtype in (torch.uint64, torch.int64):
+            for at, address in enumerate(value.flatten().tolist()):
+                if address in ADDRESSED:
+                    reached[f"{name}[{at}]"] = ADDRESSED[address]
+    return {
+        name: torch.tensor([], dtype=torch.uint8).set_(tensor.untyped_storage())
+        for name, tensor in reached.items()
     }
 
 
-def verified_drafts(rng: Random) -> Launch:
-    """Up to three drafts a request, from none right to all right."""
-    requests, most = rng.randint(1, 5), 3
-    counts = [rng.randint(0, most) for _ in range(requests)]
-    targets = [rng.randrange(VOCABULARY) for _ in range(sum(counts))]
-    drafts = [rng.choice((token, token, (token + 1) % VOCABULARY, PAD)) for token in targets]
-    greedy = None
-    if rng.random() < 0.5:
-        greedy = torch.tensor([rng.random() < 0.7 for _ in range(requests)])
-    return requests, {
-        "output_token_ids": torch.full((requests, most + 1), PAD, dtype=torch.int32),
-        "cu_num_draft_tokens": int32(ends(counts)),
-        "draft_token_ids": int32(drafts + [0]),
-        "target_argmax": int64(targets + [0]),
-        "bonus_token_ids": int32([[rng.randrange(VOCABULARY)] for _ in range(requests)]),
-        "is_greedy": greedy,
-        "max_spec_len": most,
-        "uniform_probs": None,
-        "synthetic_conditional_rates": None,
-        "SYNTHETIC_MODE": False,
-    }
+def name_of(kernel: Any) -> str:
+    return f"{kernel.fn.__module__}:{kernel.fn.__qualname__}"
 
 
-def rejections(rng: Random) -> Launch:
-    """What the drafter is told: requests with and without drafts, one of the tokens sampled at least."""
-    requests = rng.randint(1, 5)
-    drafts = [rng.randint(0, 3) for _ in range(requests)]
-    lengths = [count + rng.randint(1, 3) for count in drafts]
-    return requests, {
-        "cu_num_draft_tokens": int32(ends(drafts)),
-        "valid_sampled_tokens_count": int32([rng.randint(0, count + 1) for count in drafts]),
-        "query_start_loc_gpu": int32([0, *ends(lengths)]),
-        "token_indices_to_sample": torch.full((requests,), 777, dtype=torch.int32),
-        "num_rejected_tokens_gpu": torch.full((requests,), 777, dtype=torch.int32),
-        "num_reqs": requests,
-    }
+def compare(kernel: Any, stand_in: Any, grid: Any, arguments: dict[str, Any]) -> None:
+    """Lets the kernel do its work, undoes that, and lets the stand-in do it."""
+    reached = memory(arguments)
+    before = {name: kept.clone() for name, kept in reached.items()}
+    kernel[grid](**arguments)
+    theirs = {name: kept.clone() for name, kept in reached.items()}
+    for name, kept in reached.items():
+        kept.copy_(before[name])
+    stand_in(**arguments)
+    said = report[name_of(kernel)]
+    said[0] += 1
+    said[1] = sorted({*said[1], *(at for at in reached if not torch.equal(reached[at], theirs[at]))})
 
 
-def last_tokens(rng: Random) -> Launch:
-    """Rows of sampled tokens: rejected ones are -1, and a token past the vocabulary counts for nothing."""
-    requests, width = rng.randint(1, 5), rng.randint(1, 4)
-    rows = [
-        [rng.choice((rng.randrange(VOCABULARY), PAD, VOCABULARY)) for _ in range(width)]
-        for _ in range(requests)
-    ]
-    return requests, {
-        "sampled_token_ids": int32(rows),
-        "discard_request_mask": torch.tensor([rng.random() < 0.3 for _ in range(requests)]),
-        "backup_next_token_ids": int32([rng.randrange(VOCABULARY) for _ in range(requests)]),
-        "next_token_ids": torch.full((requests,), 777, dtype=torch.int32),
-        "valid_sampled_tokens_count": torch.full((requests,), 777, dtype=torch.int32),
-        "vocab_size": VOCABULARY,
-        "num_sampled_tokens_per_req": width,
-        "num_reqs": requests,
-        "stride_sampled_token_ids": width,
-        "BLOCK_SIZE_TOKENS": 1 << max(width - 1, 0).bit_length(),
-    }
+def beside(stand_in: type[Any]) -> type[Any]:
+    """A stand-in that compares itself with its kernel whenever it is launched."""
+
+    class Beside(stand_in):  # type: ignore[misc]
+        def __init__(self, kernel: Any, function: Any) -> None:
+            assert type(kernel).__name__ == "InterpretedFunction"
+            super().__init__(kernel, function)
+            self.kernel = kernel
+            report.setdefault(name_of(kernel), [0, []])
+
+        def __getitem__(self, grid: Any) -> Any:
+            ours = super().__getitem__(grid)
+
+            def launch(*positional: Any, **named: Any) -> None:
+                arguments = dict(zip(self.arg_names, positional, strict=False)) | named
+                known = {name: value for name, value in arguments.items() if name in self.arg_names}
+                compare(self.kernel, ours, grid, known)
+
+            return launch
+
+    return Beside
 
 
-def next_draft_step(rng: Random) -> Launch:
-    """Positions up to the last of the model, where the step goes nowhere; and padding behind the batch."""
-    requests, width, size = rng.randint(1, 5), rng.randint(1, 4), 4
-    length = width * size
-    positions = [rng.choice((rng.randrange(length), length - 1)) for _ in range(requests)]
-    grid = requests + rng.randint(0, 2)
-    return grid, {
-        "positions": int64(positions),
-        "block_table": tables(rng, requests, width),
-        "block_table_stride": width,
-        "seq_lens": int32([position + 1 for position in positions]),
-        "out_clamped_positions": torch.full((requests,), 777, dtype=torch.int64),
-        "out_slot_mapping": torch.full((grid,), 777, dtype=torch.int64),
-        "block_size": size,
-        "max_model_len": length,
-        "n_blocks_per_req": width,
-        "PAD_ID": PAD,
-        "batch_size": requests,
-    }
-
-
-KERNELS: dict[str, Callable[[Random], Launch]] = {
-    "vllm.v1.worker.block_table:_compute_slot_mapping_kernel": slots_of_a_step,
-    "vllm.v1.worker.block_table:ComputeSlotMappingKernel.kernel": slots_of_a_step,
-    "vllm.v1.sample.rejection_sampler:rejection_greedy_sample_kernel": verified_drafts,
-    "vllm.v1.spec_decode.utils:eagle_prepare_inputs_padded_kernel": rejections,
-    "vllm.v1.spec_decode.utils:eagle_prepare_next_token_padded_kernel": last_tokens,
-    "vllm.v1.spec_decode.utils:eagle_step_slot_mapping_metadata_kernel": next_draft_step,
-}
-
-
-def find(place: str) -> Any:
-    """The object that `module:name` names now; None where a release lacks it."""
+def launch_at_random(place: str) -> None:
+    """Launches of what `module:name` names, if this release has it."""
     module, _, names = place.partition(":")
-    found = importlib.import_module(module)
+    found: Any = importlib.import_module(module)
     for name in names.split("."):
         found = getattr(found, name, None)
-    return found
-
-
-def run(kernel: Any, grid: int, arguments: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Launches on copies; the tensors afterwards."""
-    copies = {name: value.clone() if torch.is_tensor(value) else value for name, value in arguments.items()}
-    known = {name: copies.get(name.removesuffix("_ptr")) for name in kernel.arg_names}
-    kernel[(grid,)](**known)
-    return {name: value for name, value in copies.items() if torch.is_tensor(value)}
+    for seed in range(LAUNCHES if found is not None else 0):
+        grid, made = KERNELS[place](Random(seed))
+        found[(grid,)](**{name: made[name.removesuffix("_ptr")] for name in found.arg_names})
 
 
 def main() -> None:
@@ -184,22 +117,21 @@ def main() -> None:
     backends.clear()
     backends["interpreter"] = SimpleNamespace(driver=SimpleNamespace(is_active=lambda: True))
     answers, sys.stdout = sys.stdout, sys.stderr
-    target.activate(target.resolve(sys.argv[1]), target.Platform.CPU)
-    from harness.worker.device import kernels
+    target.activate(target.resolve(sys.argv[1]), target.Platform.CPU, target.Runner.V2)
+    logging.disable(logging.CRITICAL)
+    remember_addresses()
+    from harness.worker.device.kernels import launch, v1
 
-    real = {place: kernel for place in KERNELS if (kernel := find(place)) is not None}
-    kernels.install()
-    report = {}
-    for place, kernel in real.items():
-        stand_in = find(place)
-        assert type(kernel).__name__ == "InterpretedFunction" and isinstance(stand_in, kernels.StandIn)
-        differ: set[str] = set()
-        for seed in range(LAUNCHES):
-            grid, arguments = KERNELS[place](Random(seed))
-            theirs, ours = run(kernel, grid, arguments), run(stand_in, grid, arguments)
-            differ |= {name for name in theirs if not torch.equal(theirs[name], ours[name])}
-        report[place.partition(":")[2]] = sorted(differ)
-    print(json.dumps(report), file=answers)
+    launch.StandIn = beside(launch.StandIn)  # type: ignore[misc]
+    launch.install(v1.STAND_INS)
+    for place in KERNELS:
+        launch_at_random(place)
+    shown = [
+        violation.message
+        for line in sys.stdin.buffer
+        for violation in execute(decode(line), worker=Kind.DEVICE).violations
+    ]
+    print(json.dumps({"kernels": report, "shown": shown}), file=answers)
 
 
 if __name__ == "__main__":
