@@ -96,11 +96,16 @@ def test_only_a_drafter_with_a_model_looks_ahead(method):
 def test_a_request_is_what_the_front_end_would_submit():
     scenario = LEGAL["mm"]
     reference = Reference(scenario, 0)
-    request = build.request(scenario, 0, reference, 3.0, None)
+
+    def data(identity: int, length: int) -> str:
+        return f"{length} embeddings of image {identity}"
+
+    request = build.request(scenario, 0, reference, 3.0, None, data)
     assert (request.request_id, request.arrival_time) == ("r0", 3.0)
     assert list(request.prompt_token_ids) == reference.tokens[: reference.prompt_length]
     places = [(f.mm_position.offset, f.mm_position.length, f.identifier) for f in request.mm_features]
     assert places == [(6, 6, "image-0"), (14, 8, "image-1")]
+    assert [f.data for f in request.mm_features] == ["6 embeddings of image 0", "8 embeddings of image 1"]
     assert request.sampling_params.max_tokens == scenario.requests[0].max_tokens
 
 
@@ -109,6 +114,6 @@ def test_a_request_stops_where_its_parameters_say(ignore_eos):
     stopping = LEGAL["stop"]
     requests = (replace(stopping.requests[0], ignore_eos=ignore_eos), *stopping.requests[1:])
     scenario = replace(stopping, requests=requests)
-    params = build.request(scenario, 0, Reference(scenario, 0), 0.0, None).sampling_params
+    params = build.request(scenario, 0, Reference(scenario, 0), 0.0, None, lambda *_: {}).sampling_params
     assert STOP in params.stop_token_ids
     assert (params.eos_token_id == EOS) is not ignore_eos
