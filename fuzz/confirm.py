@@ -17,7 +17,7 @@ from fuzz.job import Job
 from harness.codec import ScenarioError
 from harness.execute import execute
 from harness.scenario import Scenario
-from harness.target import Platform, Target
+from harness.target import Platform, Runner, Target, runner
 from harness.verdict import HarnessError, Verdict
 from harness.worker.device.answers import unified
 from harness.worker.interface import Kind
@@ -43,7 +43,8 @@ class Confirmation(msgspec.Struct, frozen=True):
     """Of the finding; empty if the file came without one."""
     status: str
     saw: str
-    """What a client would have seen, or why the device could not run it."""
+    """What a client would have seen of this scenario, or why the device could not run it. Of a scenario that shows two
+    bugs it is the first symptom, whichever bug it belongs to."""
     device: str
     vllm: str
     steps: int = 0
@@ -90,7 +91,9 @@ def judge(
     answer = functools.partial(
         Confirmation, str(path), fingerprint, device=platform.value, vllm=target.version
     )
-    if fingerprint and unified(scenario) != scenario and seen(unified(scenario), fingerprint) is None:
+    changed = unified(scenario) != scenario
+    # The stub, which says whether the finding survives that, obeys V1's contract.
+    if fingerprint and changed and runner() is Runner.V1 and seen(unified(scenario), fingerprint) is None:
         why = "requests with one prompt are scripted to get different answers, which no network gives"
         return answer(status=Status.NOT_SUPPORTED, saw=why)
     result = execute(scenario, worker=Kind.DEVICE)
@@ -108,7 +111,9 @@ _SYMPTOM = {"O1": "the engine dies", "O7": "a hang", "O8": "a wrong answer"}
 """By the family of VISIBLE that spoke."""
 
 
-def confirm(folder: Path, target: Target, platform: Platform, seconds: float = SECONDS) -> list[Confirmation]:
+def confirm(
+    folder: Path, target: Target, platform: Platform, runner: Runner = Runner.V1, seconds: float = SECONDS
+) -> list[Confirmation]:
     """Judges everything in a folder, writes `device.json` beside each finding of a campaign.
 
     The target must be warm in this process. ScenarioError for what cannot be read, HarnessError if one ends otherwise.

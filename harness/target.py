@@ -49,6 +49,7 @@ __all__ = [
     "fetch",
     "hash_seed_is_fixed",
     "platform",
+    "runner",
     "resolve",
 ]
 
@@ -85,9 +86,17 @@ class Runner(enum.StrEnum):
 _platform = Platform.NONE  # of the vLLM that `activate` chose
 
 
+_runner = Runner.V1
+
+
 def platform() -> Platform:
     """The platform that `activate` chose in this process."""
     return _platform
+
+
+def runner() -> Runner:
+    """The model runner that `activate` chose in this process."""
+    return _runner
 
 
 @dataclass(frozen=True)
@@ -146,7 +155,7 @@ def activate(target: Target, platform: Platform = Platform.NONE, runner: Runner 
     Call it before anything imports vllm. Raises TargetError when another vLLM, or the same for another platform, has
     been imported already.
     """
-    global _platform
+    global _platform, _runner
     root = target.path or _installed_root()
     if root is None:
         raise TargetError("no vLLM is installed for this Python; give a release number or a source tree")
@@ -161,7 +170,7 @@ def activate(target: Target, platform: Platform = Platform.NONE, runner: Runner 
             raise TargetError(
                 f"vLLM is already imported for platform {_platform}; use a new process for {platform}"
             )
-    _platform = platform
+    _platform, _runner = platform, runner
     paths = []
     if target.path is not None:
         paths = [str(target.path)]

@@ -16,7 +16,7 @@ from harness.codec import encode
 from harness.scenario import Arrive, Request, Scenario
 from harness.target import SUPPORTED, Target, TargetError, fetch, resolve
 
-COMMANDS = ("run", "replay", "explain", "shrink", "emit", "targets")
+COMMANDS = ("run", "replay", "explain", "shrink", "emit", "confirm", "fidelity", "targets", "features")
 SCENARIO = Scenario(format=1, requests=(Request(max_tokens=3),), timeline=(Arrive(0),))
 
 

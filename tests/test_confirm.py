@@ -127,10 +127,10 @@ def test_a_hang_and_a_crash_are_what_a_client_would_see(
             signal.pause()
         return answered(path, fingerprint, *rest)
 
-    said = judged(tmp_path, monkeypatch, judge, seconds=2.0)
+    said = judged(tmp_path, monkeypatch, judge, seconds=5.0)
     assert [one.status for one in said] == [Status.CONFIRMED, Status.CONFIRMED, Status.NOT_VISIBLE]
     assert said[0].saw.startswith("the process dies: ") and "SIGKILL" in said[0].saw
-    assert said[1].saw == "a hang: no answer within 2 s"
+    assert said[1].saw == "a hang: no answer within 5 s"
     assert all((path / "device.json").exists() for path in (tmp_path / "findings").iterdir())
 
 
@@ -152,15 +152,13 @@ def test_faults_of_ours_are_no_answers(
 
 # -- the front door; nothing here needs a vLLM -----------------------------------------------------------------------
 
-LATE = pytest.mark.xfail(reason="confirm reads scenarios only after it has fetched and imported a vLLM")
-
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["confirm", "."], "no findings and no scenarios"),
         (["confirm", "nowhere"], "nowhere"),
-        pytest.param(["confirm", "broken", "--vllm", "nowhere"], "broken/a.json", marks=LATE),
+        (["confirm", "broken", "--vllm", "nowhere"], "broken/a.json"),
         (["confirm", ".", "--device", "tpu"], "tpu"),
         (["fidelity", "--features", "magic"], "magic"),
         (["fidelity", "--executions", "0"], "--executions"),

@@ -42,9 +42,11 @@ def confirm(
     from fuzz.confirm import Status as Seen
     from fuzz.confirm import confirm as judge
     from fuzz.confirm import found_on, line, suspects
+    from fuzz.corpus import read
     from harness.target import Platform, Runner, resolve
 
-    suspects(folder)
+    for path, _ in suspects(folder):
+        read(path)
     target = resolve(vllm or found_on(folder), complain)
     warm(target, Platform(device), Runner(runner))
     said = judge(folder, target, Platform(device))

@@ -60,7 +60,7 @@ class Tandem:
         result = self._device(step, lambda: self.device.sample_tokens(step, grammar_output))
 
         def compared() -> Any:
-            output = result()
+            output = self._device(step, result)
             found = dict(zip(output.req_ids, map(list, output.sampled_token_ids), strict=False))
             for request in truth | found:
                 if (said := found.get(request, [])) != truth.get(request, []):

@@ -110,12 +110,7 @@ def test_a_result_is_compared_with_its_own_step() -> None:
     assert [result().sampled_token_ids for result in results] == [[[7]], [[8]]]
 
 
-UNGUARDED = pytest.mark.xfail(
-    raises=ValueError, reason="what the device raises in a result passes for vLLM's own"
-)
-
-
-@pytest.mark.parametrize("call", ["execute", "sample", pytest.param("result", marks=UNGUARDED)])
+@pytest.mark.parametrize("call", ["execute", "sample", "result"])
 def test_the_device_alone_raises(call: str) -> None:
     """Wherever it does: also where an asynchronous result is waited for."""
     with pytest.raises(

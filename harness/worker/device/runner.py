@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from harness import compat
+from harness.build import Rejected
 from harness.scenario import Engine
 from harness.worker.device import config, features, ngram, streams
 from harness.worker.device.kernels import launch, v1, v2_batch, v2_sampling
@@ -18,14 +19,20 @@ POISON = 54321.0
 
 
 def model_runner(engine: Engine) -> Any:
-    """A new model runner, V1 or V2 as vLLM chooses, with poisoned caches. vLLM's own errors go through."""
+    """A new model runner, V1 or V2 as vLLM chooses, with poisoned caches. vLLM's own errors go through; Rejected if the
+    runner does not have a feature."""
     from vllm.config import set_current_vllm_config
 
     _prepare()
     settings = config.vllm_config(engine)
     v2 = getattr(settings, "use_v2_model_runner", False)
     with set_current_vllm_config(settings):
-        runner = (_v2_runner_class if v2 else _runner_class)()(settings, torch.device(config.device_type()))
+        try:
+            runner = (_v2_runner_class if v2 else _runner_class)()(
+                settings, torch.device(config.device_type())
+            )
+        except NotImplementedError as error:
+            raise Rejected(f"its model runner: {error}") from error
         runner.load_model()
         runner.initialize_kv_cache(config.kv_cache_config(engine, settings))
     for cache in runner.kv_caches:

@@ -103,12 +103,12 @@ def prepare_prefill_inputs(a: Arguments) -> None:
             continue
         known, after = a["all_token_ids"][slot], computed + end - start
         a["input_ids"][start:end] = known[computed:after]
-        following = a["next_prefill_tokens"]
-        following = following.view(
-            -1, following.shape[-1]
-        )  # up to 0.26 there is one row, without a dimension
-        for ahead in range(len(following)):
-            following[ahead, slot] = known[after + ahead] if after + ahead < total else 0
+        if "num_lookahead" not in a:  # up to 0.26 one token, and the last one stays
+            if after < total:
+                a["next_prefill_tokens"][slot] = known[after]
+            continue
+        for ahead, following in enumerate(a["next_prefill_tokens"]):
+            following[slot] = known[after + ahead] if after + ahead < total else 0
 
 
 def prepare_pos_seq_lens(a: Arguments) -> None:

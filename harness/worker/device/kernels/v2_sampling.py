@@ -45,7 +45,10 @@ def compute_local_logits_stats(a: Arguments) -> None:
     """spec_decode/rejection_sampler_utils.py: as `gumbel_sample`, for all logits but those of bonus tokens."""
     _greedy(a["temp"], a["expanded_idx_mapping"])
     local = a["expanded_local_pos"]
-    verified = torch.cat([local[1:], local.new_zeros(1)]) != 0
+    if "num_speculative_steps" in a:  # up to 0.32: also the logits behind a short row's drafts
+        verified = local < a["num_speculative_steps"]
+    else:
+        verified = torch.cat([local[1:], local.new_zeros(1)]) != 0
     found = _block_argmax(a["target_logits"][verified, : a["vocab_size"]], a["BLOCK_SIZE"])
     a["target_local_max"][verified], a["target_local_argmax"][verified] = found
 
