@@ -218,6 +218,18 @@ def kv_cache_tensors(groups: list[list[str]], page: int, num_blocks: int) -> lis
     ]
 
 
+def mtp_drafts_from_target_state() -> bool:
+    """Whether an MTP module's second draft starts from the target's hidden state and not from its own; so up to 0.17.
+
+    Outputs are right all the same, but hardly a second draft is; the stub's drafter is not that bad.
+    """
+    eagle = importlib.util.find_spec("vllm.v1.spec_decode.eagle")
+    if eagle is None or eagle.origin is None:
+        return False
+    text = " ".join(Path(eagle.origin).read_text(encoding="utf-8").split())
+    return 'if self.method == "mtp": hidden_states = self.hidden_states[' in text
+
+
 def v2_runner_missing() -> str | None:
     """Why the V2 model runner cannot run on a CPU, or None. It has parts for CPUs from 0.23 on."""
     from vllm.config import VllmConfig

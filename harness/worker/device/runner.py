@@ -24,6 +24,10 @@ def model_runner(engine: Engine) -> Any:
     from vllm.config import set_current_vllm_config
 
     _prepare()
+    drafts = engine.speculative
+    if drafts and drafts.method == "mtp" and drafts.num_speculative_tokens > 1:
+        if compat.mtp_drafts_from_target_state():
+            raise Rejected("its MTP drafts after the first are made from the target's state (mended in 0.18)")
     settings = config.vllm_config(engine)
     v2 = getattr(settings, "use_v2_model_runner", False)
     with set_current_vllm_config(settings):
