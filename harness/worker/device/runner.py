@@ -25,9 +25,9 @@ def model_runner(engine: Engine) -> Any:
 
     _prepare()
     drafts = engine.speculative
-    if drafts and drafts.method == "mtp" and drafts.num_speculative_tokens > 1:
-        if compat.mtp_drafts_from_target_state():
-            raise Rejected("its MTP drafts after the first are made from the target's state (mended in 0.18)")
+    several = drafts is not None and drafts.method == "mtp" and drafts.num_speculative_tokens > 1
+    if several and compat.mtp_drafts_from_target_state():
+        raise Rejected("its MTP drafts after the first are made from the target's state (mended in 0.18)")
     settings = config.vllm_config(engine)
     v2 = getattr(settings, "use_v2_model_runner", False)
     with set_current_vllm_config(settings):
