@@ -111,9 +111,7 @@ _SYMPTOM = {"O1": "the engine dies", "O7": "a hang", "O8": "a wrong answer"}
 """By the family of VISIBLE that spoke."""
 
 
-def confirm(
-    folder: Path, target: Target, platform: Platform, runner: Runner = Runner.V1, seconds: float = SECONDS
-) -> list[Confirmation]:
+def confirm(folder: Path, target: Target, platform: Platform, seconds: float = SECONDS) -> list[Confirmation]:
     """Judges everything in a folder, writes `device.json` beside each finding of a campaign.
 
     The target must be warm in this process. ScenarioError for what cannot be read, HarnessError if one ends otherwise.
