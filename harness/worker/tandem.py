@@ -45,9 +45,8 @@ class Tandem:
         try:
             observations = self.stub.execute_model(step, scheduler_output)
         except RunnerFailure as failure:
-            self._must_fail(step, scheduler_output, failure)
+            self._must_fail(step, failure, scheduler_output)
             raise
-        self._step, self._truth = step, self.stub.sampled(step)
         self._device(step, lambda: self.device.execute_model(step, scheduler_output))
         return observations
 
@@ -55,8 +54,13 @@ class Tandem:
         return self._truth
 
     def sample_tokens(self, step: Step, grammar_output: Any) -> Result:
+        try:
+            self.stub.sample_tokens(step, grammar_output)
+        except RunnerFailure as failure:
+            self._must_fail(step, failure, None, grammar_output)
+            raise
+        self._step, self._truth = step, self.stub.sampled(step)
         truth = self._truth
-        self.stub.sample_tokens(step, grammar_output)
         result = self._device(step, lambda: self.device.sample_tokens(step, grammar_output))
 
         def compared() -> Any:
@@ -84,11 +88,14 @@ class Tandem:
                     )
         return theirs
 
-    def _must_fail(self, step: Step, scheduler_output: Any, failure: RunnerFailure) -> None:
-        """The stub has raised; so must the device, in one of the two calls."""
+    def _must_fail(
+        self, step: Step, failure: RunnerFailure, scheduler_output: Any, grammar_output: Any = None
+    ) -> None:
+        """The stub has raised; so must the device, in one of the calls that are left."""
         try:
-            self.device.execute_model(step, scheduler_output)
-            self.device.sample_tokens(step, None)()
+            if scheduler_output is not None:
+                self.device.execute_model(step, scheduler_output)
+            self.device.sample_tokens(step, grammar_output)()
         except HarnessError:
             raise
         except Exception:
