@@ -217,8 +217,8 @@ def _answers(rng: Random, weights: Weights, engine: Engine, request: Request) ->
 
 
 def new_grammar(rng: Random) -> Grammar:
-    """Compiled at once, or while others run; one in eight cannot be."""
-    return Grammar(rng.choice((0, 0, 0, 1, 2, 5)), rng.random() < 0.125)
+    """Compiled at once, or while others run; one in sixteen cannot be."""
+    return Grammar(rng.choice((0, 0, 0, 1, 2, 5)), rng.random() < 0.0625)
 
 
 def new_timeline(rng: Random, weights: Weights, num_requests: int) -> tuple[Event, ...]:

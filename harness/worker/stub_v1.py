@@ -209,11 +209,13 @@ class StubV1:
         cached, start, tokens = self.batch.requests[request], self._starts[request], self._inputs[request]
         drafts = len(step.drafts.get(request, ()))
         last = start + len(tokens) - drafts
+        true_so_far = True
         for position, token in enumerate(tokens[: len(tokens) - drafts], start):
             if token != cached.reference.token(position):
                 what = "a token that it does not know" if token < 0 else f"token {token}"
                 message = f"{request} is fed {what} at position {position}"
                 self.observations.append(Breach("stale-token", message, request))
+                true_so_far = False
                 break
         if cached.computed + len(tokens) < len(cached.prompt) + len(cached.outputs):
             return []
@@ -223,7 +225,7 @@ class StubV1:
             sampled.append(true if rows is None else masks.sampled(rows[len(sampled)], true))
             if draft != sampled[-1]:
                 break
-        if cached.reference.request.grammar is not None:
+        if cached.reference.request.grammar is not None and true_so_far:
             self._check_mask(request, last - len(cached.prompt), len(sampled), rows)
         if last + len(sampled) > self.engine.max_model_len:
             message = f"{request} samples up to position {last + len(sampled)}, past max_model_len"
