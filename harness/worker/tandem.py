@@ -5,7 +5,7 @@ scheduler is sent them, the drafts. If they do not, one of them does not do what
 (the stub's contract, or the device's set-up), never a finding.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from harness.step import Step
@@ -45,7 +45,12 @@ class Tandem:
         try:
             observations = self.stub.execute_model(step, scheduler_output)
         except RunnerFailure as failure:
-            self._must_fail(step, failure, scheduler_output)
+            self._must_fail(
+                step,
+                failure,
+                lambda: self.device.execute_model(step, scheduler_output),
+                lambda: self.device.sample_tokens(step, None)(),
+            )
             raise
         self._device(step, lambda: self.device.execute_model(step, scheduler_output))
         return observations
@@ -57,7 +62,7 @@ class Tandem:
         try:
             self.stub.sample_tokens(step, grammar_output)
         except RunnerFailure as failure:
-            self._must_fail(step, failure, None, grammar_output)
+            self._must_fail(step, failure, lambda: self.device.sample_tokens(step, grammar_output)())
             raise
         self._step, self._truth = step, self.stub.sampled(step)
         truth = self._truth
@@ -88,14 +93,11 @@ class Tandem:
                     )
         return theirs
 
-    def _must_fail(
-        self, step: Step, failure: RunnerFailure, scheduler_output: Any, grammar_output: Any = None
-    ) -> None:
+    def _must_fail(self, step: Step, failure: RunnerFailure, *calls: Callable[[], Any]) -> None:
         """The stub has raised; so must the device, in one of the calls that are left."""
         try:
-            if scheduler_output is not None:
-                self.device.execute_model(step, scheduler_output)
-            self.device.sample_tokens(step, grammar_output)()
+            for call in calls:
+                call()
         except HarnessError:
             raise
         except Exception:
