@@ -152,8 +152,8 @@ def _request(scenario: Scenario, index: int, items: Items) -> str:
     if request.acceptance:
         told.append(f"accepts, in turn, {', '.join(map(str, request.acceptance))} drafts")
     if request.grammar is not None:
-        end = "fails to compile" if request.grammar.fails else "is compiled"
-        told.append(f"structured: its grammar {end} after {_count(request.grammar.delay, 'iteration')}")
+        result = "fails to compile" if request.grammar.fails else "is compiled"
+        told.append(f"structured: its grammar {result} after {_count(request.grammar.delay, 'iteration')}")
     return f"  {request_id(index)}  {'; '.join(told)}"
 
 

@@ -211,7 +211,9 @@ TABLE: tuple[Feature, ...] = (
     Feature("rows", "source and kind of a scheduled request, and how many tokens", 96, _rows),
     Feature("mixes", "kinds of work that met in one step", 128, _mixes),
     Feature("finishes", "finish reasons, by steps in flight", 20, _finishes),
-    Feature("grammars", "requests and drafts under masks, and compilations, by steps in flight", 36, _grammars),
+    Feature(
+        "grammars", "requests and drafts under masks, and compilations, by steps in flight", 36, _grammars
+    ),
     Feature("transitions", "two status transitions of a request in a row", _STATUSES**3, _transitions),
 )
 SIZE = sum(feature.size for feature in TABLE)

@@ -163,7 +163,8 @@ LEGAL: dict[str, Scenario] = {
         delays=(3, 0, 2, 1),
     ),
 }
-"""By name; legal on every release (but asynchronous drafts with grammars, from 0.14 on), and quiet on the newest but for the hazard of the asynchronous encoder cache."""
+"""By name; legal on every release (asynchronous drafts with grammars from 0.14 on), and quiet on the newest but for the
+hazard of the asynchronous encoder cache."""
 
 EVICTABLE = {
     "sync": scenario(VISION, PICTURE, images=(6,)),

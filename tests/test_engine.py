@@ -66,7 +66,9 @@ SHOWS = {
     "grammar_fails": lambda s: ends(s) == {"r0": "error", "r1": "length"},
     "grammar_abort": lambda s: ends(s) == {} and {row.request for row in rows(s)} == {"r1"},
     "grammar_preemption": lambda s: any(step.preempted and step.in_flight for step in steps(s)),
-    "grammar_async": lambda s: ends(s)["r2"] == "stop" and {"r0", "r1", "r2"} == dict(sum(masks(s), ())).keys(),
+    "grammar_async": lambda s: (
+        ends(s)["r2"] == "stop" and {"r0", "r1", "r2"} == dict(sum(masks(s), ())).keys()
+    ),
     "grammar_spec": lambda s: {rows for mask in masks(s) for _, rows in mask} == {1, 2, 3},
     "grammar_spec_async": lambda s: {rows for mask in masks(s) for _, rows in mask} == {1, 3},
     "grammar_spec_preemption": lambda s: any(step.preempted for step in steps(s)),
@@ -146,7 +148,9 @@ def test_a_step_is_in_flight_until_its_result_is_taken(vllm, interleaving, delay
 
 
 def test_a_grammar_is_compiled_in_its_iteration(vllm):
-    compiled = [(entry.iteration, entry.request, entry.failed) for entry in entries(LEGAL["grammar"], Compiled)]
+    compiled = [
+        (entry.iteration, entry.request, entry.failed) for entry in entries(LEGAL["grammar"], Compiled)
+    ]
     assert compiled == [(0, "r0", False), (3, "r1", False)]
 
 

@@ -6,8 +6,8 @@ any request reads, as layer by layer on the device); and, in the runner's second
 masks, then the drafter's gather with corrected counts. What the stub needs it must find where the SchedulerOutput says;
 what it meets it reports.
 
-The target samples what the reference model says, if the mask lets it; the drafter is right as often as the scenario's script says. Not
-modelled: the drafter's own KV entries (ledger 41838), which decide acceptance but never the output.
+The target samples what the reference model says, if the mask lets it; the drafter is right as often as the scenario's
+script says. Not modelled: the drafter's own KV entries (ledger 41838), which decide acceptance but never the output.
 """
 
 from collections.abc import Iterable, Mapping

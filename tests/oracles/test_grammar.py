@@ -15,9 +15,7 @@ FIRST, DRAFTED = "GrammarOutput: first token of a step", "GrammarOutput: after d
 STATE = ("state-differs", "StructuredOutputGrammar")
 ONE = scenario(SMALL, text(5, 4, grammar=Grammar()))
 DRAFTS = scenario(replace(SMALL, speculative=EAGLE), text(5, 8, grammar=Grammar()))
-LATE = scenario(
-    replace(SMALL, async_scheduling=True, speculative=EAGLE), text(5, 8, grammar=Grammar())
-)
+LATE = scenario(replace(SMALL, async_scheduling=True, speculative=EAGLE), text(5, 8, grammar=Grammar()))
 SLOW = scenario(SMALL, text(5, 4, grammar=Grammar(delay=3)), text(5, 9, 1))
 
 
@@ -79,12 +77,8 @@ FAULTS = {
     "an open mask": Fault(MASK, after(open_mask), ONE, (("mask-allows-every-token", FIRST),)),
     "another request's rows": Fault(MASK, after(shifted), TWO, (("mask-allows-other-tokens", FIRST),)),
     "a request without rows": Fault(MASK, after(forgotten), TWO, (("mask-missing", FIRST),)),
-    "rows of drafts in disorder": Fault(
-        MASK, after(shifted), DRAFTS, (("mask-allows-other-tokens", FIRST),)
-    ),
-    "outputs not accepted": Fault(
-        "StructuredOutputManager.accept_tokens", not_advanced, ONE, (STATE,)
-    ),
+    "rows of drafts in disorder": Fault(MASK, after(shifted), DRAFTS, (("mask-allows-other-tokens", FIRST),)),
+    "outputs not accepted": Fault("StructuredOutputManager.accept_tokens", not_advanced, ONE, (STATE,)),
     "drafts not taken back": Fault(
         "StructuredOutputManager.grammar_bitmask", not_rolled_back, DRAFTS, (STATE,)
     ),

@@ -27,7 +27,9 @@ def test_a_row_of_ones_allows_everything() -> None:
     [((31, 40), 31, 31), ((31, 40), 40, 40), ((31, 40), 5, 31), ((), 5, 0)],
     ids=["the highest bit", "another word", "the first that is allowed", "nothing is allowed"],
 )
-def test_a_greedy_sampler_takes_what_a_row_leaves(allowed: tuple[int, ...], wanted: int, sampled: int) -> None:
+def test_a_greedy_sampler_takes_what_a_row_leaves(
+    allowed: tuple[int, ...], wanted: int, sampled: int
+) -> None:
     assert masks.sampled(row(*allowed), wanted) == sampled
 
 
