@@ -54,6 +54,7 @@ def ignore() -> None:
     torch.cuda.current_stream = torch.cuda.stream = lambda *_, **__: _Nothing()
     torch.cuda.set_stream = torch.cuda.synchronize = lambda *_, **__: None
     torch.Tensor.pin_memory = lambda self, *_, **__: self
+    torch.Tensor.record_stream = lambda *_, **__: None
     if not isinstance(
         torch.tensor, functools.partial
     ):  # up to 0.16 masks' indices ask for it in so many words
