@@ -18,7 +18,8 @@ class GrammarMasks(Oracle):
     Only outputs that a client will receive count. Of a mask that allows too much, a client sees nothing here, since
     our model never wants another token; a real one does.
 
-    Ledger: 30916, 45015, 29379, 54437, 38663, 42619, 49694 (as far as schedulers cut drafts; our workers never do).
+    Ledger: 29379, 30916, 38663, 42619, 54437. Out of reach: 45015 (pipeline parallelism), 49694 (a worker that trims
+    drafts).
     """
 
     family: ClassVar[str] = "O16"
