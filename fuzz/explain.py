@@ -13,7 +13,16 @@ from msgspec.structs import asdict, fields
 from harness.execute import Result
 from harness.model import EOS, STOP
 from harness.scenario import Engine, Image, Request, Scenario, Text, image_hash, part_length, request_id
-from harness.trace import Delivered, Dispatched, Entry, Occurred, ScheduledRequest, Violated
+from harness.trace import (
+    Compiled,
+    Delivered,
+    Dispatched,
+    Entry,
+    Masked,
+    Occurred,
+    ScheduledRequest,
+    Violated,
+)
 from harness.verdict import Level, Verdict, Violation
 
 MAX_LINES = 600
@@ -142,6 +151,9 @@ def _request(scenario: Scenario, index: int, items: Items) -> str:
             told.append(f"{name} as output {position}{ignored}")
     if request.acceptance:
         told.append(f"accepts, in turn, {', '.join(map(str, request.acceptance))} drafts")
+    if request.grammar is not None:
+        result = "fails to compile" if request.grammar.fails else "is compiled"
+        told.append(f"structured: its grammar {result} after {_count(request.grammar.delay, 'iteration')}")
     return f"  {request_id(index)}  {'; '.join(told)}"
 
 
@@ -185,6 +197,11 @@ def _told(scenario: Scenario, entry: Entry, items: Items, violations: dict[str, 
     elif isinstance(entry, Delivered):
         yield f"  update of step {entry.step}{'' if entry.sampled or entry.outputs or entry.ended else ': nothing'}"
         yield from _update(entry)
+    elif isinstance(entry, Compiled):
+        yield f"  the grammar of {entry.request} {'cannot be compiled' if entry.failed else 'is compiled'}"
+    elif isinstance(entry, Masked):
+        rows = ", ".join(f"{request} ({_count(rows, 'row')})" for request, rows in entry.rows)
+        yield f"  step {entry.step} samples under masks for {rows}"
     else:
         yield from _violation(entry, violations)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
-from harness.trace import Delivered, Dispatched, Occurred, Trace
+from harness.trace import Compiled, Delivered, Dispatched, Masked, Occurred, Trace
 
 PACKAGES = ("vllm.v1.core", "vllm.v1.request")
 """Instrumented with everything below them."""
@@ -46,6 +46,10 @@ class View:
     """(reason, steps in flight)."""
     accepted: list[tuple[int, int]] = field(default_factory=list)
     """(drafts, tokens accepted), once a request and delivered step."""
+    masks: list[tuple[Masked, int]] = field(default_factory=list)
+    """With the number of steps in flight."""
+    compiled: list[tuple[bool, int]] = field(default_factory=list)
+    """(failed, steps in flight)."""
     histories: dict[str, list[int]] = field(default_factory=dict)
     """Statuses of each request, repetitions left out."""
 
@@ -78,6 +82,10 @@ def view(trace: Trace) -> View:
             for request, reason in entry.ended:
                 out.ends.append((reason, in_flight))
                 _note(histories, request, _ENDED)
+        elif isinstance(entry, Masked):
+            out.masks.append((entry, in_flight))
+        elif isinstance(entry, Compiled):
+            out.compiled.append((entry.failed, in_flight))
         elif isinstance(entry, Occurred):
             before = histories.get(entry.request)
             out.events.append((entry, before[-1] if before else _ARRIVED))
@@ -166,6 +174,14 @@ def _finishes(seen: View) -> Iterator[int]:
         yield 4 * (_REASONS.index(reason) if reason in _REASONS else 4) + min(3, flights)
 
 
+def _grammars(seen: View) -> Iterator[int]:
+    for mask, flights in seen.masks:
+        most = max(rows for _, rows in mask.rows)
+        yield 8 * min(3, len(mask.rows)) + 2 * min(3, most - 1) + bool(flights)
+    for failed, flights in seen.compiled:
+        yield 32 + 2 * failed + bool(flights)
+
+
 def _transitions(seen: View) -> Iterator[int]:
     for history in seen.histories.values():
         for one, two, three in zip(history, history[1:], history[2:], strict=False):
@@ -195,6 +211,9 @@ TABLE: tuple[Feature, ...] = (
     Feature("rows", "source and kind of a scheduled request, and how many tokens", 96, _rows),
     Feature("mixes", "kinds of work that met in one step", 128, _mixes),
     Feature("finishes", "finish reasons, by steps in flight", 20, _finishes),
+    Feature(
+        "grammars", "requests and drafts under masks, and compilations, by steps in flight", 36, _grammars
+    ),
     Feature("transitions", "two status transitions of a request in a row", _STATUSES**3, _transitions),
 )
 SIZE = sum(feature.size for feature in TABLE)

@@ -100,6 +100,7 @@ def features_of(scenario: Scenario) -> list[str]:
         "free interleaving": engine.interleaving == "free",
         "sliding window": engine.sliding_window > 0,
         "multimodal": images,
+        "grammar": any(request.grammar for request in scenario.requests),
     }
     if engine.speculative is not None:
         has[engine.speculative.method] = True

@@ -22,6 +22,7 @@ from harness.scenario import (
     Encoder,
     Engine,
     Event,
+    Grammar,
     Image,
     Part,
     Request,
@@ -211,7 +212,13 @@ def _answers(rng: Random, weights: Weights, engine: Engine, request: Request) ->
         ignore_eos=eos_at is not None and rng.random() < 0.25,
         stop_at=rng.randrange(request.max_tokens) if _chance(rng, weights, "stop") else None,
         acceptance=tuple(rng.randint(0, drafts) for _ in range(rng.randint(0, 5))) if drafts else (),
+        grammar=new_grammar(rng) if _chance(rng, weights, "grammar") else None,
     )
+
+
+def new_grammar(rng: Random) -> Grammar:
+    """Compiled at once, or while others run; one in sixteen cannot be."""
+    return Grammar(rng.choice((0, 0, 0, 1, 2, 5)), rng.random() < 0.0625)
 
 
 def new_timeline(rng: Random, weights: Weights, num_requests: int) -> tuple[Event, ...]:
@@ -276,6 +283,10 @@ def _without_stops(scenario: Scenario) -> Scenario:
     return replace(scenario, requests=tuple(requests))
 
 
+def _without_grammars(scenario: Scenario) -> Scenario:
+    return replace(scenario, requests=tuple(replace(r, grammar=None) for r in scenario.requests))
+
+
 _OFF: dict[str, Callable[[Scenario], Scenario]] = {
     "long_prefill": _engine_field(long_prefill_token_threshold=0),
     "prefix_cache": _engine_field(enable_prefix_caching=False),
@@ -287,6 +298,7 @@ _OFF: dict[str, Callable[[Scenario], Scenario]] = {
     "sliding_window": _engine_field(sliding_window=0),
     "free": _engine_field(interleaving="engine"),
     "stop": _without_stops,
+    "grammar": _without_grammars,
     # These three read what the others leave: lengths, then the budget that a length asks for, then blocks for both.
     "max_model_len": _within_model_len,
     "chunked_prefill": _engine_field(enable_chunked_prefill=False, long_prefill_token_threshold=0),

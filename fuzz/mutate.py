@@ -45,6 +45,7 @@ MUTATORS: dict[str, Mutator] = {
         mutators.change_acceptance,
         mutators.change_step_delays,
         mutators.change_stop,
+        mutators.change_grammar,
         mutators.change_priority,
     )
 }
@@ -61,6 +62,7 @@ _NEEDS = {
     "change_acceptance": "spec",
     "change_step_delays": "async",
     "change_stop": "stop",
+    "change_grammar": "grammar",
     "change_priority": "priority",
 }
 """Mutators that do nothing, or nothing that `restrict` lets stand, without this feature."""

@@ -25,6 +25,7 @@ from fuzz.generate import (
     chunk_length,
     draw_weights,
     interesting_lengths,
+    new_grammar,
     new_request,
 )
 from harness.scenario import (
@@ -269,6 +270,16 @@ def change_stop(rng: Random, scenario: Scenario) -> Scenario:
         if name == "ignore_eos":
             return replace(request, ignore_eos=not request.ignore_eos)
         return replace(request, **{name: rng.choice((None, rng.randrange(request.max_tokens)))})
+
+    return any_request(rng, scenario, edit)
+
+
+def change_grammar(rng: Random, scenario: Scenario) -> Scenario:
+    """A structured output, or none."""
+
+    def edit(request: Request) -> Request:
+        off = request.grammar is not None and rng.random() < 0.25
+        return replace(request, grammar=None if off else new_grammar(rng))
 
     return any_request(rng, scenario, edit)
 

@@ -20,6 +20,7 @@ from harness.scenario import (
     Arrive,
     Encoder,
     Engine,
+    Grammar,
     Image,
     Request,
     Scenario,
@@ -127,6 +128,8 @@ def size(scenario: Scenario) -> tuple[Any, ...]:
     shown = [part.identity for request in requests for part in request.prompt if isinstance(part, Image)]
     arrivals = [event.request for event in timeline if isinstance(event, Arrive)]
     encoded = msgspec.json.encode(scenario)
+    delays = [event.delay for event in timeline]
+    delays += [request.grammar.delay for request in requests if request.grammar is not None]
     scripts = [scenario.step_delays, *(request.acceptance for request in requests)]
     return (
         len(requests),
@@ -137,7 +140,7 @@ def size(scenario: Scenario) -> tuple[Any, ...]:
         sum(_changed(request, Request(request.prompt, request.max_tokens)) for request in requests)
         + sum(isinstance(event, Abort) and event.in_step for event in timeline),
         sum(prompt_length(request, scenario.images) + request.max_tokens for request in requests),
-        sum(event.delay for event in timeline) + sum(event.delay > 0 for event in timeline),
+        sum(delays) + sum(delay > 0 for delay in delays),
         sum(len(script) + sum(script) for script in scripts),
         sum(scenario.images),
         sum(_numbers(engine)),
@@ -154,7 +157,7 @@ def _changed(value: Any, default: Any) -> int:
     count = 0
     for name in value.__struct_fields__:
         one = getattr(value, name)
-        if isinstance(one, Encoder | Speculative):
+        if isinstance(one, Encoder | Grammar | Speculative):
             count += 1 + _changed(one, type(one)())
         else:
             count += one != getattr(default, name)

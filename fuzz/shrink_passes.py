@@ -26,6 +26,7 @@ from harness.scenario import (
     Arrive,
     Encoder,
     Engine,
+    Grammar,
     Image,
     Request,
     Scenario,
@@ -154,9 +155,12 @@ def _default_details(current: Scenario) -> Generator[Scenario, Scenario, None]:
     current = yield replace(current, step_delays=())
     current = yield from _drop_items(current, ("step_delays",))
     for i in range(len(current.requests)):
-        for name in ("priority", "ignore_eos", "eos_at", "stop_at", "acceptance"):
+        for name in ("grammar", "priority", "ignore_eos", "eos_at", "stop_at", "acceptance"):
             default = Request.__struct_defaults__[Request.__struct_fields__.index(name)]
             current = yield put(current, ("requests", i, name), default)
+        if current.requests[i].grammar is not None:
+            current = yield put(current, ("requests", i, "grammar"), Grammar())
+            current = yield put(current, ("requests", i, "grammar", "fails"), False)
         current = yield from _drop_items(current, ("requests", i, "acceptance"))
     for at, event in enumerate(current.timeline):
         if isinstance(event, Abort) and event.in_step:
@@ -178,6 +182,7 @@ def _places(scenario: Scenario) -> list[Place]:
                 places += [(("requests", i, "prompt", j, name), floor) for name, floor in fields]
         places.append((("requests", i, "max_tokens"), 1))
         places += [(("requests", i, name), 0) for name in ("priority", "eos_at", "stop_at")]
+        places.append((("requests", i, "grammar", "delay"), 0))
         places += [(("requests", i, "acceptance", j), 0) for j in range(len(request.acceptance))]
     places += [(("images", i), 1) for i in range(len(scenario.images))]
     places += [(("timeline", at, "delay"), 0) for at in range(len(scenario.timeline))]

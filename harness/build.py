@@ -2,9 +2,9 @@
 
 What is replaced, and why: the model configuration (the real one inspects a model class in another process and needs a
 checkpoint), the checks of SpeculativeConfig (they load a draft model) and the multimodal budget (it runs a processor);
-the two encoder limits that the budget would compute are set from the scenario. `EngineCore` is made without its
-constructor, which starts workers and profiles memory; every attribute that its loop reads is set as the constructor
-of 0.19-0.33 sets it.
+the two encoder limits that the budget would compute are set from the scenario. What compiles grammars is scripted
+(`harness.peers.grammar`). `EngineCore` is made without its constructor, which starts workers and profiles memory; every
+attribute that its loop reads is set as the constructor of 0.19-0.33 sets it.
 """
 
 import functools
@@ -16,6 +16,7 @@ from typing import Any
 
 from harness import compat, features
 from harness.model import EOS, STOP, Reference
+from harness.peers.grammar import Grammars
 from harness.scenario import Engine, Scenario, image_hash, request_id
 
 
@@ -28,6 +29,14 @@ def refuse_what_is_lacking(scenario: Scenario) -> None:
     for name in features.used(scenario):
         if (missing := compat.lacking().get(name)) is not None:
             raise Rejected(f"this vLLM has no {name}: {missing}")
+    engine = scenario.engine
+    if (
+        engine.async_scheduling
+        and engine.speculative is not None
+        and any(request.grammar for request in scenario.requests)
+        and not compat.grammars_go_with_async_drafts()
+    ):
+        raise Rejected("this vLLM's front end refuses structured outputs with asynchronous drafts")
 
 
 class ModelStandIn:
@@ -168,11 +177,10 @@ def kv_cache_config(engine: Engine) -> Any:
     return KVCacheConfig(num_blocks=engine.num_gpu_blocks, kv_cache_tensors=[], kv_cache_groups=groups)
 
 
-def engine_core(engine: Engine, executor: Any) -> Any:
+def engine_core(engine: Engine, executor: Any, grammars: Grammars | None = None) -> Any:
     """An EngineCore whose scheduler is real and whose executor is `executor`. Raises Rejected as `vllm_config`."""
     from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
     from vllm.v1.engine.core import EngineCore
-    from vllm.v1.structured_output import StructuredOutputManager
 
     config = vllm_config(engine)
     caches = kv_cache_config(engine)
@@ -183,7 +191,7 @@ def engine_core(engine: Engine, executor: Any) -> Any:
     core.vllm_config = config
     core.log_stats = False
     core.model_executor = executor
-    core.structured_output_manager = _structured_output_manager(StructuredOutputManager, config)
+    core.structured_output_manager = (grammars or Grammars({})).manager(config)
     core.scheduler = compat.construct(
         config.scheduler_config.get_scheduler_cls(),
         vllm_config=config,
@@ -218,13 +226,6 @@ def engine_core(engine: Engine, executor: Any) -> Any:
     return core
 
 
-def _structured_output_manager(cls: type[Any], config: Any) -> Any:
-    # Its constructor starts thread pools and loads a tokenizer; no request here uses a grammar.
-    manager = object.__new__(cls)
-    manager.__dict__.update(backend=None, vllm_config=config, enable_in_reasoning=False)
-    return manager
-
-
 def request(
     scenario: Scenario,
     index: int,
@@ -243,7 +244,11 @@ def request(
 
     spec = scenario.requests[index]
     params = SamplingParams(
-        temperature=0.0, max_tokens=spec.max_tokens, ignore_eos=spec.ignore_eos, stop_token_ids=[STOP]
+        temperature=0.0,
+        max_tokens=spec.max_tokens,
+        ignore_eos=spec.ignore_eos,
+        stop_token_ids=[STOP],
+        structured_outputs=_structured_outputs(index) if spec.grammar is not None else None,
     )
     extra = compat.set_eos(params, None if spec.ignore_eos else EOS)
     features = [
@@ -268,3 +273,12 @@ def request(
         block_hasher=hasher,
         **extra,
     )
+
+
+def _structured_outputs(index: int) -> Any:
+    """What the front end leaves behind of a grammar; ours is a request's name (`harness.peers.grammar`)."""
+    from vllm.sampling_params import StructuredOutputsParams
+
+    params = StructuredOutputsParams(grammar=request_id(index))
+    params._backend = "xgrammar"
+    return params

@@ -106,6 +106,16 @@ def set_eos(sampling_params: Any, eos_token_id: int | None) -> dict[str, Any]:
     return {}
 
 
+@functools.cache
+def grammars_go_with_async_drafts() -> bool:
+    """Whether the scheduler can learn drafts before it masks; up to 0.13 it cannot, and the front end refuses
+    structured outputs with asynchronous drafts.
+    """
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    return hasattr(Scheduler, "update_draft_token_ids_in_output")
+
+
 def process_aborts(core: Any) -> None:
     """Takes the aborts that arrived during a step; the loop up to 0.12 leaves them to the next input queue."""
     if hasattr(core, "_process_aborts_queue"):
@@ -128,6 +138,7 @@ def runner_traits() -> Traits:
         drafts_without_room=_drafts_without_room(),
         counts_are_optimistic="optimistic_num_accepted" in ast.unparse(_runner_function("_update_states")),
         placeholders_are_clamped="clamp_(min=0)" in ast.unparse(_runner_function("_preprocess")),
+        masks_are_strided=_masks_are_strided(),
     )
 
 
@@ -140,6 +151,12 @@ def _drafter_falls_back() -> bool:
         isinstance(node, ast.Assert) and "Encoder cache miss" in ast.unparse(node)
         for node in ast.walk(function)
     )
+
+
+def _masks_are_strided() -> bool:
+    from vllm.v1.structured_output.utils import apply_grammar_bitmask
+
+    return "mask_stride" in apply_grammar_bitmask.__code__.co_varnames
 
 
 def _drafts_without_room() -> Literal["zeros", "zeros if async", "none"]:

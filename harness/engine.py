@@ -14,9 +14,10 @@ from harness.model import Reference
 from harness.oracles import ALL, Oracle
 from harness.oracles.exceptions import Exceptions
 from harness.oracles.progress import Progress
+from harness.peers.grammar import Grammars
 from harness.scenario import DEFAULT_DELAY, Abort, Arrive, Scenario, request_id
 from harness.step import copy_step
-from harness.trace import Occurred, Trace, Violated
+from harness.trace import Compiled, Occurred, Trace, Violated
 from harness.verdict import HarnessError, Violation
 from harness.worker.interface import Kind, Worker
 from harness.worker.observation import RunnerFailure
@@ -66,8 +67,9 @@ class Run:
         self.references = {
             request_id(index): Reference(scenario, index) for index in range(len(scenario.requests))
         }
-        self.core = build.engine_core(scenario.engine, Executor(self))
-        self.world = World(scenario, self.references, self.core)
+        self.grammars = Grammars(self.references)
+        self.core = build.engine_core(scenario.engine, Executor(self), self.grammars)
+        self.world = World(scenario, self.references, self.core, self.grammars.ready)
         self.worker = _worker(kind, scenario, self.references)
         self.trace = Trace()
         self.violations: dict[str, Violation] = {}
@@ -94,6 +96,7 @@ class Run:
         self._due = self.scenario.timeline[0].delay if self.scenario.timeline else 0
         try:
             while self._more():
+                self._compilations()
                 self._events()
                 if self.core.scheduler.has_requests() or self.world.flights:
                     self._step()
@@ -115,16 +118,21 @@ class Run:
     def _more(self) -> bool:
         """Whether anything is left to do; jumps over time in which nothing can happen."""
         timeline = self.scenario.timeline
-        quiet = self._next_event >= len(timeline)
+        over = self._next_event >= len(timeline)
         for oracle in self.oracles:
             if isinstance(oracle, Progress):
-                oracle.quiet = quiet
+                oracle.quiet = over and not self.grammars.pending
         if self.core.scheduler.has_requests() or self.world.flights or self._aborts:
             return True
-        if quiet:
+        if over:
             return False
         self.world.iteration = max(self.world.iteration, self._due)
         return True
+
+    def _compilations(self) -> None:
+        """Grammars whose compilation ends with this iteration."""
+        for request, failed in self.grammars.advance(self.world.iteration):
+            self.trace.add(Compiled(self.world.iteration, request, failed))
 
     def _events(self) -> None:
         """The input queue: aborts that the aborts queue has held, then what the timeline brings."""
@@ -149,17 +157,18 @@ class Run:
         life = self.world.lives[request] = Life(request)
         # Arrival order decides ties; two arrivals in one iteration differ by their place in the timeline.
         arrival = float(self._next_event)
-        self._guarded(
-            self.core.add_request,
-            build.request(
-                self.scenario,
-                event.request,
-                self.references[request],
-                arrival,
-                self.core.request_block_hasher,
-                self.worker.item_data,
-            ),
+        submitted = build.request(
+            self.scenario,
+            event.request,
+            self.references[request],
+            arrival,
+            self.core.request_block_hasher,
+            self.worker.item_data,
         )
+        if submitted.use_structured_output:  # as EngineCore.preprocess_add_request does
+            self._guarded(self.core.structured_output_manager.grammar_init, submitted)
+            self._compilations()
+        self._guarded(self.core.add_request, submitted)
         self._each("arrived", life)
 
     def _abort(self, event: Abort) -> None:
@@ -195,22 +204,40 @@ class Run:
             output = scheduler.schedule()
             executor.execute_model(output, non_block=True)
             if output.total_num_scheduled_tokens:
-                executor.sample_tokens(None, non_block=True)
+                self._free_sample(output)
                 scheduled = True
             self._free_queue.append((output, self.world.flights[-1]))
         if not self._free_queue:
             return
         full = len(self.world.flights) >= self.core.batch_queue_size
         if full or not scheduled or self._free_queue[0][1].ready <= self.world.iteration:
-            output, flight = self._free_queue.pop(0)
-            self.arriving = flight
-            compat.process_aborts(self.core)
-            outputs = scheduler.update_from_output(output, flight.output())
-            self._updated(outputs)
+            self._free_update()
             if self.core.use_spec_decode and not self.core.async_scheduling and scheduled:
                 drafts = executor.take_draft_token_ids()
                 if drafts is not None:
                     scheduler.update_draft_token_ids(drafts)
+
+    def _free_sample(self, output: Any) -> None:
+        """Masks need the tokens of the steps before: their results first, then their drafts.
+
+        vLLM's loop asks for drafts only if it had to wait for results; here these may be there already.
+        """
+        scheduler, executor = self.core.scheduler, self.core.model_executor
+        if output.pending_structured_output_tokens:
+            while self._free_queue:
+                self._free_update()
+        if self.core.use_spec_decode and self.core.async_scheduling:
+            drafts = executor.take_draft_token_ids()
+            if drafts is not None:
+                scheduler.update_draft_token_ids_in_output(drafts, output)
+        executor.sample_tokens(scheduler.get_grammar_bitmask(output), non_block=True)
+
+    def _free_update(self) -> None:
+        """The oldest result reaches the scheduler."""
+        output, self.arriving = self._free_queue.pop(0)
+        compat.process_aborts(self.core)
+        outputs = self.core.scheduler.update_from_output(output, self.arriving.output())
+        self._updated(outputs)
 
     # -- the seams ----------------------------------------------------------------------------------------------
 
@@ -231,7 +258,6 @@ class Run:
             raise
         self._each("executed", step, observations)
         self._stop_if_fatal()
-        flight.sampled = self.worker.sampled(step)
         self.world.flights.append(flight)
         if not step.total:
             self.sample(flight, None)
@@ -239,7 +265,17 @@ class Run:
 
     def sample(self, flight: Flight, grammar_output: Any) -> None:
         """The worker's second call for a step."""
-        flight.result = self.worker.sample_tokens(flight.step, grammar_output)
+        if grammar_output is not None:
+            self.trace.add(record.masked(self.world, flight, grammar_output))
+        try:
+            flight.result = self.worker.sample_tokens(flight.step, grammar_output)
+        except RunnerFailure:
+            self._each("executed", flight.step, self.worker.observations)
+            self._stop_if_fatal()
+            raise
+        self._each("executed", flight.step, self.worker.observations)
+        self._stop_if_fatal()
+        flight.sampled = self.worker.sampled(flight.step)
 
     def _updated(self, outputs: Any) -> None:
         """`update_from_output` has returned, if a result was taken at all."""

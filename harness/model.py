@@ -159,8 +159,12 @@ class Reference:
         return drafts
 
     def expected_output(self) -> tuple[list[int], str]:
-        """The tokens that the client must receive, and the finish reason in vLLM's words (`stop` or `length`)."""
+        """The tokens that the client must receive, and the finish reason in vLLM's words: `stop`, `length`, or `error`
+        for a request whose grammar cannot be compiled.
+        """
         request = self.request
+        if request.grammar is not None and request.grammar.fails:
+            return [], "error"
         outputs: list[int] = []
         while True:
             token = self.token(self.prompt_length + len(outputs))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.step import Step
-from harness.trace import Delivered, Dispatched, ScheduledRequest
+from harness.trace import Delivered, Dispatched, Masked, ScheduledRequest
 from harness.world import Flight, World
 
 
@@ -56,5 +56,17 @@ def delivered(world: World, flight: Flight, outputs: Sequence[Any]) -> Delivered
             (output.request_id, str(output.finish_reason))
             for output in outputs
             if output.finish_reason is not None
+        ),
+    )
+
+
+def masked(world: World, flight: Flight, grammar_output: Any) -> Masked:
+    """vLLM's GrammarOutput for a step."""
+    return Masked(
+        iteration=world.iteration,
+        step=flight.step.index,
+        rows=tuple(
+            (request, 1 + len(flight.step.drafts.get(request, ())))
+            for request in grammar_output.structured_output_request_ids
         ),
     )

@@ -93,6 +93,16 @@ class Image(_Base, frozen=True, tag="image", tag_field="kind", array_like=True):
 Part: TypeAlias = Text | Image
 
 
+class Grammar(_Base, frozen=True):
+    """A structured output: a grammar that accepts, at each output position, the reference model's token alone.
+
+    Its compilation takes `delay` iterations from the request's arrival, and then `fails` or not.
+    """
+
+    delay: Delay = 0
+    fails: bool = False
+
+
 class Request(_Base, frozen=True):
     """A request as the front end would submit it, and the script of the model's answers to it.
 
@@ -110,6 +120,7 @@ class Request(_Base, frozen=True):
     eos_at: Tokens | None = None
     stop_at: Tokens | None = None
     acceptance: Script = ()
+    grammar: Grammar | None = None
 
 
 class Arrive(_Base, frozen=True, tag="arrive", tag_field="event"):

@@ -60,6 +60,8 @@ class Step:
     freed_encoder: tuple[str, ...]
     finished: tuple[str, ...]
     preempted: tuple[str, ...]
+    structured: bool = False
+    """Whether a request with a grammar samples; not said, and not needed, up to 0.13."""
 
     @property
     def computed(self) -> dict[str, int]:
@@ -103,6 +105,7 @@ def copy_step(output: Any, index: int, iteration: int) -> Step:
         freed_encoder=tuple(output.free_encoder_mm_hashes),
         finished=tuple(sorted(output.finished_req_ids)),
         preempted=tuple(sorted(output.preempted_req_ids or ())),
+        structured=bool(getattr(output, "has_structured_output_requests", False)),
     )
 
 

@@ -68,6 +68,22 @@ class Delivered(_Entry, frozen=True, tag="update"):
     ended: tuple[tuple[str, str], ...] = ()
 
 
+class Compiled(_Entry, frozen=True, tag="grammar"):
+    """The compilation of a request's grammar has ended."""
+
+    iteration: int
+    request: str
+    failed: bool = False
+
+
+class Masked(_Entry, frozen=True, tag="mask"):
+    """Step `step` samples under grammar masks: per request, how many rows (its drafts and one)."""
+
+    iteration: int
+    step: int
+    rows: tuple[tuple[str, int], ...]
+
+
 class Violated(_Entry, frozen=True, tag="violation"):
     """An oracle spoke."""
 
@@ -76,7 +92,7 @@ class Violated(_Entry, frozen=True, tag="violation"):
     message: str
 
 
-Entry: TypeAlias = Occurred | Dispatched | Delivered | Violated
+Entry: TypeAlias = Occurred | Dispatched | Delivered | Compiled | Masked | Violated
 
 
 class Trace:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.model import Reference
+from harness.peers.grammar import ScriptedGrammar
 from harness.scenario import Engine, Scenario
 from harness.step import Step
 from harness.verdict import HarnessError
@@ -52,10 +53,18 @@ class Flight:
 class World:
     """One execution's shared facts."""
 
-    def __init__(self, scenario: Scenario, references: Mapping[str, Reference], core: Any) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        references: Mapping[str, Reference],
+        core: Any,
+        grammars: Mapping[str, ScriptedGrammar],
+    ) -> None:
         self.scenario = scenario
         self.references = references
         self.core = core
+        self.grammars = grammars
+        """By request id; those that are compiled."""
         self.iteration = 0
         self.lives: dict[str, Life] = {}
         self.flights: list[Flight] = []

@@ -15,6 +15,7 @@ from harness.scenario import (
     Encoder,
     Engine,
     Event,
+    Grammar,
     Image,
     Request,
     Scenario,
@@ -56,6 +57,15 @@ ALBUM = Request(prompt=(Text(0, 0, 6), Image(0), Text(0, 6, 2), Image(1), Text(0
 
 BACKLOG = (text(20, 12), text(20, 12, 1), text(20, 12, 2))
 DRAFTED = (text(9, 9, acceptance=(0, 1, 2)), text(5, 7, 1, acceptance=(2, 0)))
+
+
+def structured(*requests: Request, delay: int = 0) -> tuple[Request, ...]:
+    """The requests, all with a grammar."""
+    return tuple(replace(request, grammar=Grammar(delay)) for request in requests)
+
+
+MIXED = (*structured(*DRAFTED), text(7, 6, 2, eos_at=4, grammar=Grammar(2)), text(6, 8, 3))
+"""Structured requests, one of which comes late and stops, and one that is not."""
 
 LEGAL: dict[str, Scenario] = {
     "plain": scenario(SMALL, text(5), text(7, 3, 1)),
@@ -121,6 +131,31 @@ LEGAL: dict[str, Scenario] = {
     ),
     "mm_async": scenario(replace(VISION, async_scheduling=True), ALBUM, PICTURE, images=(6, 8)),
     "mm_spec_async": scenario(EVERYTHING, ALBUM, PICTURE, images=(6, 8)),
+    "grammar": scenario(SMALL, text(20, 6, grammar=Grammar()), text(9, 6, 1, grammar=Grammar(3)), text(5)),
+    "grammar_fails": scenario(SMALL, text(5, grammar=Grammar(2, fails=True)), text(5, 6, 1)),
+    "grammar_abort": scenario(
+        replace(SMALL, async_scheduling=True),
+        text(5, 6, grammar=Grammar(8)),
+        text(5, 9, 1, grammar=Grammar()),
+        events=(Arrive(0), Arrive(1), Abort(0, 2), Abort(1, 2, in_step=True)),
+    ),
+    "grammar_preemption": scenario(replace(TIGHT, async_scheduling=True), *structured(*BACKLOG, delay=1)),
+    "grammar_async": scenario(
+        replace(SMALL, async_scheduling=True),
+        *structured(text(9, 9), text(5, 7, 1)),
+        *MIXED[2:],
+        delays=(1, 2, 1),
+    ),
+    "grammar_spec": scenario(replace(SMALL, speculative=EAGLE), *MIXED),
+    "grammar_spec_async": scenario(replace(SMALL, speculative=EAGLE, async_scheduling=True), *MIXED),
+    "grammar_spec_preemption": scenario(
+        replace(TIGHT, speculative=EAGLE, async_scheduling=True), *structured(*BACKLOG)
+    ),
+    "grammar_free": scenario(
+        replace(SMALL, speculative=EAGLE, async_scheduling=True, interleaving="free"),
+        *MIXED,
+        delays=(3, 0, 2, 1),
+    ),
     "free": scenario(
         replace(SMALL, async_scheduling=True, interleaving="free"),
         text(20, 6),
@@ -128,7 +163,8 @@ LEGAL: dict[str, Scenario] = {
         delays=(3, 0, 2, 1),
     ),
 }
-"""By name; legal on every release, and quiet on the newest but for the hazard of the asynchronous encoder cache."""
+"""By name; legal on every release (asynchronous drafts with grammars from 0.14 on), and quiet on the newest but for the
+hazard of the asynchronous encoder cache."""
 
 EVICTABLE = {
     "sync": scenario(VISION, PICTURE, images=(6,)),

@@ -117,3 +117,17 @@ def test_a_request_stops_where_its_parameters_say(ignore_eos):
     params = build.request(scenario, 0, Reference(scenario, 0), 0.0, None, lambda *_: {}).sampling_params
     assert STOP in params.stop_token_ids
     assert (params.eos_token_id == EOS) is not ignore_eos
+
+
+def test_a_structured_request_waits_for_its_grammar():
+    scenario = LEGAL["grammar"]
+    request = build.request(scenario, 0, Reference(scenario, 0), 0.0, None, lambda *_: {})
+    assert request.use_structured_output
+    assert request.structured_output_request.structured_output_key[1] == "r0"
+    assert "GRAMMAR" in request.status.name or "FSM" in request.status.name
+
+
+def test_only_what_compiles_grammars_is_ours():
+    manager = build.engine_core(SMALL, None).structured_output_manager
+    assert type(manager).__module__ == "vllm.v1.structured_output"
+    assert type(manager.backend).__module__ == type(manager.executor).__module__ == "harness.peers.grammar"

@@ -9,8 +9,8 @@ from conftest import ask
 from fuzz.edits import without_events
 from harness.execute import execute
 from harness.model import Reference
-from harness.scenario import Abort, Arrive
-from harness.trace import Delivered, Dispatched, Occurred
+from harness.scenario import Abort, Arrive, Grammar
+from harness.trace import Compiled, Delivered, Dispatched, Masked, Occurred
 from harness.verdict import HarnessError, Verdict
 from scenarios import LEGAL, SMALL, generated, scenario, text
 
@@ -62,10 +62,30 @@ SHOWS = {
     "mm_spec_async": lambda s: (
         any(row.drafts for row in rows(s)) and any(row.encoder_inputs for row in rows(s))
     ),
+    "grammar": lambda s: first(s, "r1") == 3 and {rows for mask in masks(s) for _, rows in mask} == {1},
+    "grammar_fails": lambda s: ends(s) == {"r0": "error", "r1": "length"},
+    "grammar_abort": lambda s: ends(s) == {} and {row.request for row in rows(s)} == {"r1"},
+    "grammar_preemption": lambda s: any(step.preempted and step.in_flight for step in steps(s)),
+    "grammar_async": lambda s: (
+        ends(s)["r2"] == "stop" and {"r0", "r1", "r2"} == dict(sum(masks(s), ())).keys()
+    ),
+    "grammar_spec": lambda s: {rows for mask in masks(s) for _, rows in mask} == {1, 2, 3},
+    "grammar_spec_async": lambda s: {rows for mask in masks(s) for _, rows in mask} == {1, 3},
+    "grammar_spec_preemption": lambda s: any(step.preempted for step in steps(s)),
+    "grammar_free": lambda s: ends(s) == {"r0": "length", "r1": "length", "r2": "stop", "r3": "length"},
     "free": lambda s: (
         len(steps(s)) > len(steps(replace(s, engine=replace(s.engine, async_scheduling=False))))
     ),
 }
+
+
+def first(chosen, request):
+    """The iteration in which a request first runs."""
+    return next(s.iteration for s in steps(chosen) if any(row.request == request for row in s.scheduled))
+
+
+def masks(chosen):
+    return [mask.rows for mask in entries(chosen, Masked)]
 
 
 def sampled(chosen):
@@ -125,6 +145,20 @@ def test_a_step_is_in_flight_until_its_result_is_taken(vllm, interleaving, delay
     chosen = scenario(engine, text(40, 3), delays=delays)
     left = {step.step: step.iteration for step in steps(chosen)}
     assert [update.iteration - left[update.step] for update in entries(chosen, Delivered)][:3] == took
+
+
+def test_a_grammar_is_compiled_in_its_iteration(vllm):
+    compiled = [
+        (entry.iteration, entry.request, entry.failed) for entry in entries(LEGAL["grammar"], Compiled)
+    ]
+    assert compiled == [(0, "r0", False), (3, "r1", False)]
+
+
+@pytest.mark.parametrize("delay", [30, 64])
+def test_a_slow_compilation_is_no_hang(vllm, delay):
+    chosen = scenario(SMALL, text(5, 2, grammar=Grammar(delay)))
+    assert execute(chosen).verdict is Verdict.OK
+    assert first(chosen, "r0") == delay
 
 
 def test_removing_an_event_hands_its_delay_to_the_next(vllm):

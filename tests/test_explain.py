@@ -9,8 +9,17 @@ from fuzz.explain import MAX_LINES, explain, promise
 from fuzz.generate import FEATURES, generate
 from harness.execute import Result
 from harness.model import EOS
-from harness.scenario import Arrive, Encoder, Engine, Image, Request, Scenario, Speculative, Text
-from harness.trace import Delivered, Dispatched, Occurred, ScheduledRequest, Trace, Violated
+from harness.scenario import Arrive, Encoder, Engine, Grammar, Image, Request, Scenario, Speculative, Text
+from harness.trace import (
+    Compiled,
+    Delivered,
+    Dispatched,
+    Masked,
+    Occurred,
+    ScheduledRequest,
+    Trace,
+    Violated,
+)
 from harness.verdict import Level, Verdict, Violation
 
 SCENARIO = Scenario(
@@ -204,3 +213,24 @@ def test_every_oracle_promises_something():
     for oracle in ALL:
         assert len(promise(oracle.family)) > 20
         assert not promise(oracle.family).startswith("O")
+
+
+def test_grammars_are_told():
+    lines = story(Compiled(0, "r0"), Compiled(0, "r1", failed=True), Masked(0, 0, (("r0", 1), ("r2", 3))))
+    assert lines == [
+        "iteration 0",
+        "the grammar of r0 is compiled",
+        "the grammar of r1 cannot be compiled",
+        "step 0 samples under masks for r0 (1 row), r2 (3 rows)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("grammar", "told_of_it"),
+    [
+        (Grammar(), "structured: its grammar is compiled after 0 iterations"),
+        (Grammar(1, fails=True), "structured: its grammar fails to compile after 1 iteration"),
+    ],
+)
+def test_a_structured_request_is_told(grammar, told_of_it):
+    assert told_of_it in told(scenario=replace(SCENARIO, requests=(Request(grammar=grammar),)))

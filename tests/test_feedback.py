@@ -9,7 +9,7 @@ import textwrap
 import pytest
 
 from fuzz import feedback
-from harness.trace import Delivered, Dispatched, Occurred, ScheduledRequest, Trace
+from harness.trace import Compiled, Delivered, Dispatched, Masked, Occurred, ScheduledRequest, Trace
 
 
 def trace(*entries: Occurred | Dispatched | Delivered) -> Trace:
@@ -54,6 +54,11 @@ def test_a_life_shows_in_its_families() -> None:
     families = {name.split(":")[0] for name in names(LIFE)}
     assert families >= {"free_blocks", "queues", "drafts", "encoder_cache", "rows", "events", "transitions"}
     assert "drafts:19" in names(LIFE), "two drafts, one accepted"
+
+
+def test_masks_and_compilations_show() -> None:
+    made = trace(Compiled(0, "r0"), Compiled(0, "r1", failed=True), Masked(0, 0, (("r0", 3), ("r2", 1))))
+    assert names(made) == {"grammars:32", "grammars:34", "grammars:20"}
 
 
 def test_features_tell_states_apart() -> None:

@@ -14,6 +14,16 @@ from conftest import need
 ROOT = Path(__file__).parent.parent
 SCENARIOS = ROOT / "corpus" / "regressions"
 EXPECTED = {
+    "asynchronous-drafts-without-a-mask": {
+        "0.20.2": "O16-mask-allows-every-token-eadf5c2b",
+        "0.24.0": None,
+        "0.33.0": None,
+    },
+    "grammar-that-does-not-compile": {
+        "0.20.2": "O1-exception-45fd120c",
+        "0.24.0": "O1-exception-45fd120c",
+        "0.33.0": None,
+    },
     "priority-victim-leaves-uncomputed-encoder-entry": {
         "0.20.2": "O4-target-read-miss-bc115a09",
         "0.33.0": "O4-target-read-miss-bc115a09",

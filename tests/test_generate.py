@@ -39,6 +39,7 @@ def uses(scenario: Scenario, feature: str) -> bool:
         "sliding_window": engine.sliding_window > 0,
         "free": engine.interleaving == "free",
         "stop": any(r.ignore_eos or r.eos_at is not None or r.stop_at is not None for r in requests),
+        "grammar": any(r.grammar for r in requests),
         "max_model_len": any(end >= engine.max_model_len for end in ends),
     }[feature]
 

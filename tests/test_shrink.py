@@ -117,6 +117,8 @@ MINIMA: list[tuple[Predicate, list[Scenario]]] = [
                 Engine(
                     max_num_seqs=1, max_num_batched_tokens=2, speculative=Speculative(), encoder=Encoder()
                 ),
+                # Or a text as long as the default budget.
+                Engine(speculative=Speculative(), encoder=Encoder()),
             )
         ],
     ),

@@ -9,6 +9,7 @@ from harness.oracles.encoder_accounting import EncoderAccounting
 from harness.oracles.encoder_presence import EncoderPresence
 from harness.oracles.exceptions import Exceptions
 from harness.oracles.fences import Fences
+from harness.oracles.grammar import GrammarMasks
 from harness.oracles.kv_content import KvContent
 from harness.oracles.limits import Limits
 from harness.oracles.outputs import Outputs
@@ -29,6 +30,7 @@ ALL: tuple[type[Oracle], ...] = (
     Queues,
     Drain,
     Contract,
+    GrammarMasks,
 )
 
 VISIBLE: tuple[type[Oracle], ...] = (Exceptions, Progress, Outputs)

@@ -34,7 +34,7 @@ class Oracle:
         """`schedule()` has returned; the worker has not run the step yet."""
 
     def executed(self, step: Step, observations: Sequence[Observation]) -> None:
-        """The worker has run the step, or failed in it."""
+        """The worker has run the step up to its logits, or has sampled, or has failed in either: once for each."""
 
     def delivered(self, step: Step, outputs: Sequence[Any]) -> None:
         """`update_from_output()` has returned; `outputs` are vLLM's EngineCoreOutput objects."""

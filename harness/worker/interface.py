@@ -31,18 +31,20 @@ class Worker(Protocol):
         """What a multimodal item carries for the encoder; never None, which stands for data that was left out."""
 
     def execute_model(self, step: Step, scheduler_output: Any) -> Sequence[Observation]:
-        """Applies the step's state part and runs it. RunnerFailure where the real runner would raise; the last
-        observations are in `observations` then. A real runner raises what it raises."""
+        """Applies the step's state part and runs it up to its logits. RunnerFailure where the real runner would
+        raise; the last observations are in `observations` then. A real runner raises what it raises."""
 
     def sample_tokens(self, step: Step, grammar_output: Any) -> Result:
-        """The step's result; also called, at once, for a step without tokens."""
+        """Samples under the masks of vLLM's GrammarOutput, if there is one: the step's result. Also called, at once,
+        for a step without tokens. RunnerFailure as in `execute_model`; `observations` are of this call."""
 
     @property
     def observations(self) -> Sequence[Observation]:
-        """What the step in progress has met."""
+        """What the step in progress has met in the last call."""
 
     def sampled(self, step: Step) -> dict[str, list[int]]:
-        """Tokens that the step sampled, per row; empty lists for unfinished prefills. Known early by the stub only."""
+        """Tokens that the step sampled, per row; empty lists for unfinished prefills. Known before the result by the
+        stub only."""
 
     def take_drafts(self) -> tuple[list[str], list[list[int]]] | None:
         """Request ids and drafts of the last step that had tokens."""

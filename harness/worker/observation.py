@@ -28,6 +28,19 @@ class EncoderMiss:
 
 
 @dataclass(frozen=True, slots=True)
+class MaskMismatch:
+    """A structured request's token was sampled under a mask that is not its grammar's at that output position."""
+
+    request: str
+    output: int
+    """Output position, from 0."""
+    drafts: int
+    """How many drafts of the same step come before it."""
+    found: str
+    """`missing`, `allows every token`, or `allows other tokens`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Breach:
     """The SchedulerOutput broke the runner's contract. `fails` says whether the real runner raises at this point."""
 
@@ -37,7 +50,7 @@ class Breach:
     fails: bool = False
 
 
-Observation: TypeAlias = KvMismatch | EncoderMiss | Breach
+Observation: TypeAlias = KvMismatch | EncoderMiss | MaskMismatch | Breach
 
 
 class DeviceAssertion(Exception):

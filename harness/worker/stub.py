@@ -8,12 +8,13 @@ from harness.model import Reference
 from harness.scenario import Engine
 from harness.step import Step
 from harness.worker.interface import Result
+from harness.worker.masks import Rows, rows_of
 from harness.worker.observation import Observation
 from harness.worker.stub_v1 import StubV1
 
 
 class StubWorker:
-    """Runs a step when it is dispatched; its result is only told later."""
+    """Runs a step when it is dispatched, and samples when it is told the masks; its result is only told later."""
 
     def __init__(self, engine: Engine, references: Mapping[str, Reference]) -> None:
         self.stub = StubV1(engine, references, compat.runner_traits())
@@ -27,20 +28,30 @@ class StubWorker:
         return {}
 
     def execute_model(self, step: Step, scheduler_output: Any) -> Sequence[Observation]:
-        execution = self.stub.execute(step)
-        self._sampled = execution.sampled
-        return execution.observations
+        self.stub.forward(step)
+        return self.observations
 
     def sampled(self, step: Step) -> dict[str, list[int]]:
         return self._sampled
 
     def sample_tokens(self, step: Step, grammar_output: Any) -> Result:
+        self._sampled = self.stub.sample(step, self._rows(step, grammar_output))
         output = runner_output(self._sampled)
         return lambda: output
 
     def take_drafts(self) -> tuple[list[str], list[list[int]]] | None:
         drafts = self.stub.take_drafts()
         return None if drafts is None else (list(drafts), [list(ids) for ids in drafts.values()])
+
+    def _rows(self, step: Step, grammar_output: Any) -> dict[str, Rows]:
+        if grammar_output is None:
+            return {}
+        return rows_of(
+            grammar_output.structured_output_request_ids,
+            grammar_output.grammar_bitmask,
+            step.drafts,
+            strided=self.stub.traits.masks_are_strided,
+        )
 
 
 def runner_output(sampled: Mapping[str, Sequence[int]]) -> Any:

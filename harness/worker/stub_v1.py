@@ -2,11 +2,12 @@
 
 Its bookkeeping is `batch_v1`; here are the encoder cache, KV memory, the target model and the drafter, in the real
 runner's order: freed encoder outputs leave, state, encoder, the target's gather, forward (every request writes before
-any request reads, as layer by layer on the device), sampling, then the drafter's gather with corrected counts. What
-the stub needs it must find where the SchedulerOutput says; what it meets it reports.
+any request reads, as layer by layer on the device); and, in the runner's second call, sampling under the grammars'
+masks, then the drafter's gather with corrected counts. What the stub needs it must find where the SchedulerOutput says;
+what it meets it reports.
 
-The target samples what the reference model says; the drafter is right as often as the scenario's script says. Not
-modelled: the drafter's own KV entries (ledger 41838), which decide acceptance but never the output.
+The target samples what the reference model says, if the mask lets it; the drafter is right as often as the scenario's
+script says. Not modelled: the drafter's own KV entries (ledger 41838), which decide acceptance but never the output.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,8 +18,17 @@ import numpy as np
 from harness.model import Reference, mix, wrong_token
 from harness.scenario import Engine
 from harness.step import Step
+from harness.worker import masks
 from harness.worker.batch_v1 import UNRESOLVED, BatchV1
-from harness.worker.observation import Breach, EncoderMiss, KvMismatch, Observation, RunnerFailure
+from harness.worker.masks import Rows
+from harness.worker.observation import (
+    Breach,
+    EncoderMiss,
+    KvMismatch,
+    MaskMismatch,
+    Observation,
+    RunnerFailure,
+)
 from harness.worker.shadow import KvShadow
 from harness.worker.traits import Traits
 
@@ -48,19 +58,30 @@ class StubV1:
         self.stripped: set[str] = set()
         """Images that could not be encoded, since their data was left out."""
         self.drafts: dict[str, list[int]] | None = None
+        self.drafts_are_told = False
+        self._starts: dict[str, int] = {}
+        self._inputs: dict[str, list[int]] = {}
 
     @property
     def observations(self) -> list[Observation]:
         """What the step in progress has met so far; the list that a RunnerFailure leaves behind."""
         return self.batch.observations
 
-    def execute(self, step: Step) -> Execution:
-        """Runs one step. Raises RunnerFailure where the real runner raises; `observations` say why."""
+    def execute(self, step: Step, rows: Mapping[str, Rows] | None = None) -> Execution:
+        """Both calls of a step in a row."""
+        self.forward(step)
+        seen = tuple(self.observations)
+        sampled = self.sample(step, rows or {})
+        return Execution(sampled, (*seen, *self.observations))
+
+    def forward(self, step: Step) -> None:
+        """Runs a step up to its logits. RunnerFailure where the real runner raises; `observations` say why."""
         self.batch.observations = []
+        self._starts, self._inputs = {}, {}
         self.encoder_cache.difference_update(step.freed_encoder)
         self.batch.update(step)
         if step.total == 0:
-            return Execution({}, tuple(self.observations))
+            return
         if step.total != sum(step.scheduled.values()):
             message = f"total_num_scheduled_tokens is {step.total}, the sum is {sum(step.scheduled.values())}"
             self.observations.append(Breach("wrong-total", message))
@@ -71,16 +92,25 @@ class StubV1:
             self._gather(request, self.batch.requests[request].computed, step.scheduled[request], "target")
         self._embed(step, inputs)
         self._forward(starts, inputs)
-        sampled = {
-            request: self._sample(step, request, starts[request], inputs[request]) for request in starts
-        }
+        self._starts, self._inputs = starts, inputs
+
+    def sample(self, step: Step, rows: Mapping[str, Rows]) -> dict[str, list[int]]:
+        """Samples under the grammars' masks and drafts: tokens per request, none where the sample is discarded.
+
+        `rows` holds masks of requests (see `masks`). RunnerFailure and `observations` as in `forward`, afresh.
+        """
+        self.batch.observations = []
+        if step.total == 0:
+            return {}
+        starts = self._starts
+        sampled = {request: self._sample(step, request, rows.get(request)) for request in starts}
         # The CPU's idea of the longest sequence still counts every draft as accepted.
         longest = max(self.batch.requests[request].computed + step.scheduled[request] for request in starts)
         self.batch.settle(starts)
         self.batch.keep(sampled)
         if self.num_spec:
             self._propose(step, starts, sampled, fits=longest + self.num_spec <= self.engine.max_model_len)
-        return Execution(sampled, tuple(self.observations))
+        return sampled
 
     # -- encoder ------------------------------------------------------------------------------------------------
 
@@ -174,30 +204,51 @@ class StubV1:
                     )
                 )
 
-    def _sample(self, step: Step, request: str, start: int, tokens: list[int]) -> list[int]:
+    def _sample(self, step: Step, request: str, rows: Rows | None) -> list[int]:
         """Tokens that the step samples; empty if it ends inside what is known already (an unfinished prefill)."""
-        cached = self.batch.requests[request]
+        cached, start, tokens = self.batch.requests[request], self._starts[request], self._inputs[request]
         drafts = len(step.drafts.get(request, ()))
         last = start + len(tokens) - drafts
+        true_so_far = True
         for position, token in enumerate(tokens[: len(tokens) - drafts], start):
             if token != cached.reference.token(position):
                 what = "a token that it does not know" if token < 0 else f"token {token}"
                 message = f"{request} is fed {what} at position {position}"
                 self.observations.append(Breach("stale-token", message, request))
+                true_so_far = False
                 break
         if cached.computed + len(tokens) < len(cached.prompt) + len(cached.outputs):
             return []
         sampled: list[int] = []
-        for draft in tokens[len(tokens) - drafts :] if drafts else ():
+        for draft in (*tokens[len(tokens) - drafts :], None) if drafts else (None,):
             true = cached.reference.token(last + len(sampled))
-            if draft != true:
+            sampled.append(true if rows is None else masks.sampled(rows[len(sampled)], true))
+            if draft != sampled[-1]:
                 break
-            sampled.append(true)
-        sampled.append(cached.reference.token(last + len(sampled)))
+        if cached.reference.request.grammar is not None and true_so_far:
+            self._check_mask(request, last - len(cached.prompt), len(sampled), rows)
         if last + len(sampled) > self.engine.max_model_len:
             message = f"{request} samples up to position {last + len(sampled)}, past max_model_len"
             raise self.batch.fail(Breach("sampled-past-model-length", message, request, True))
         return sampled
+
+    def _check_mask(self, request: str, first: int, count: int, rows: Rows | None) -> None:
+        """The masks that `count` tokens from output position `first` on were sampled under: the grammar's, up to the
+        output's end.
+        """
+        reference = self.batch.requests[request].reference
+        for drafts in range(min(count, len(reference.expected_output()[0]) - first)):
+            token = reference.token(reference.prompt_length + first + drafts)
+            if rows is None:
+                found = "missing"
+            elif masks.allows_everything(rows[drafts]):
+                found = "allows every token"
+            elif masks.allowed(rows[drafts]).tolist() != [token]:
+                found = "allows other tokens"
+            else:
+                continue
+            self.observations.append(MaskMismatch(request, first + drafts, drafts, found))
+            return
 
     # -- drafter ------------------------------------------------------------------------------------------------
 
@@ -220,6 +271,8 @@ class StubV1:
         else:
             self.drafts = self._drafts_without_room(starts)
         self.batch.device_drafts = self.drafts or {}
+        # With asynchronous scheduling the host needs them for grammars only (`_copy_draft_token_ids_to_cpu`).
+        self.drafts_are_told = step.structured or not self.engine.async_scheduling
 
     def _drafts_without_room(self, rows: Iterable[str]) -> dict[str, list[int]] | None:
         rule = self.traits.drafts_without_room
@@ -240,4 +293,4 @@ class StubV1:
 
     def take_drafts(self) -> dict[str, list[int]] | None:
         """Drafts of the last step that sampled, per row (what `take_draft_token_ids` returns)."""
-        return self.drafts
+        return self.drafts if self.drafts_are_told else None

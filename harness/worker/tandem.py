@@ -5,7 +5,7 @@ scheduler is sent them, the drafts. If they do not, one of them does not do what
 (the stub's contract, or the device's set-up), never a finding.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from harness.step import Step
@@ -45,9 +45,13 @@ class Tandem:
         try:
             observations = self.stub.execute_model(step, scheduler_output)
         except RunnerFailure as failure:
-            self._must_fail(step, scheduler_output, failure)
+            self._must_fail(
+                step,
+                failure,
+                lambda: self.device.execute_model(step, scheduler_output),
+                lambda: self.device.sample_tokens(step, None)(),
+            )
             raise
-        self._step, self._truth = step, self.stub.sampled(step)
         self._device(step, lambda: self.device.execute_model(step, scheduler_output))
         return observations
 
@@ -55,8 +59,13 @@ class Tandem:
         return self._truth
 
     def sample_tokens(self, step: Step, grammar_output: Any) -> Result:
+        try:
+            self.stub.sample_tokens(step, grammar_output)
+        except RunnerFailure as failure:
+            self._must_fail(step, failure, lambda: self.device.sample_tokens(step, grammar_output)())
+            raise
+        self._step, self._truth = step, self.stub.sampled(step)
         truth = self._truth
-        self.stub.sample_tokens(step, grammar_output)
         result = self._device(step, lambda: self.device.sample_tokens(step, grammar_output))
 
         def compared() -> Any:
@@ -84,11 +93,11 @@ class Tandem:
                     )
         return theirs
 
-    def _must_fail(self, step: Step, scheduler_output: Any, failure: RunnerFailure) -> None:
-        """The stub has raised; so must the device, in one of the two calls."""
+    def _must_fail(self, step: Step, failure: RunnerFailure, *calls: Callable[[], Any]) -> None:
+        """The stub has raised; so must the device, in one of the calls that are left."""
         try:
-            self.device.execute_model(step, scheduler_output)
-            self.device.sample_tokens(step, None)()
+            for call in calls:
+                call()
         except HarnessError:
             raise
         except Exception:

@@ -93,3 +93,22 @@ def test_every_execution_starts_with_poisoned_caches(plant: Any) -> None:
         execute(LEGAL[name], worker=Kind.DEVICE)
     assert {name.rpartition(".")[2] for name in memories} == {"full", "window", "drafter"}
     assert len(fresh) >= 6 and all(fresh)
+
+
+def test_a_mask(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It decides what is sampled: here another token than the model's, which the grammar then refuses."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    masked = Scheduler.get_grammar_bitmask
+
+    def only_token_five(scheduler: Any, output: Any) -> Any:
+        mask = masked(scheduler, output)
+        if mask is not None:
+            mask.grammar_bitmask[:] = 0
+            mask.grammar_bitmask[:, 0] = 1 << 5
+        return mask
+
+    assert shown(execute(LEGAL["grammar"], worker=Kind.DEVICE)) == []
+    monkeypatch.setattr(Scheduler, "get_grammar_bitmask", only_token_five)
+    assert shown(execute(LEGAL["grammar"], worker=Kind.DEVICE))[0] == ("O8", "wrong-token")
+    assert shown(execute(LEGAL["grammar"], worker=Kind.TANDEM)) == [("O16", "mask-allows-other-tokens")]

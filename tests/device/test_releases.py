@@ -22,6 +22,8 @@ CHOSEN = (
     "spec_async_mtp",
     "mm_spec_async",
     "free",
+    "grammar_async",
+    "grammar_spec",
 )
 
 

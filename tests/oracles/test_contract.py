@@ -126,7 +126,7 @@ FAULTS = {
     ),
     "wrong total": Fault(SCHEDULE, after(wrong_total), "plain", say("wrong-total")),
     "scheduled without data": Fault(SCHEDULE, after(lose_new_row, call=0), "plain", say("rows-differ")),
-    "new and known": Fault(SCHEDULE, send_as_new_again(), "plain", say("new-request-known", "stale-token")),
+    "new and known": Fault(SCHEDULE, send_as_new_again(), "plain", say("new-request-known")),
     "known and never heard of": Fault(SCHEDULE, after(send_as_known, call=0), SINGLE, say("unknown-request")),
     "blocks not sent": Fault(SCHEDULE, after(lose_blocks), "chunked", say("write-missing-block")),
     "null blocks": Fault(SCHEDULE, after(null_blocks), "plain", say("write-null-block")),

@@ -3,14 +3,16 @@
 import dataclasses
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from harness.model import wrong_token
-from harness.scenario import Speculative
+from harness.model import EOS, VOCABULARY, wrong_token
+from harness.scenario import Grammar, Speculative
 from harness.step import copy_step
 from harness.verdict import HarnessError
-from harness.worker.observation import Breach, EncoderMiss, KvMismatch, RunnerFailure
+from harness.worker import masks
+from harness.worker.observation import Breach, EncoderMiss, KvMismatch, MaskMismatch, RunnerFailure
 from worker.steps import ENGINE, cached, new, picture, references, step, stub, text
 
 ONE = references(text(6))
@@ -303,3 +305,72 @@ def test_items_that_are_not_the_client_s_are_seen():
 def test_what_no_worker_models_is_refused_and_not_forgiven(field):
     with pytest.raises(HarnessError, match=field):
         copy_step(SimpleNamespace(**{field: [1]}), 0, 0)
+
+
+# -- grammars ----------------------------------------------------------------------------------
+
+STRUCTURED = references(text(6, grammar=Grammar()))
+S0 = STRUCTURED["r0"]
+NEXT, AFTER, LATER = (S0.token(position) for position in (6, 7, 8))
+OPEN = masks.words(VOCABULARY) * [-1]
+
+
+def only(*tokens):
+    """A row that allows these tokens."""
+    row = np.zeros(masks.words(VOCABULARY), dtype=np.uint32)
+    for token in tokens:
+        row[token // 32] |= np.uint32(1 << token % 32)
+    return row.view(np.int32)
+
+
+@pytest.mark.parametrize(
+    ("rows", "sampled", "found"),
+    [
+        ([only(NEXT)], NEXT, None),
+        ([OPEN], NEXT, "allows every token"),
+        ([only(NEXT, AFTER)], NEXT, "allows other tokens"),
+        ([only(AFTER)], AFTER, "allows other tokens"),
+        (None, NEXT, "missing"),
+    ],
+    ids=["right", "open", "too much", "another", "none"],
+)
+def test_a_mask_decides_what_is_sampled(rows, sampled, found):
+    given = {} if rows is None else {"r0": np.array(rows, dtype=np.int32)}
+    execution = stub(STRUCTURED).execute(step(new(S0, TABLE), tokens=6), given)
+    assert execution.sampled == {"r0": [sampled]}
+    assert execution.observations == (() if found is None else (MaskMismatch("r0", 0, 0, found),))
+
+
+@pytest.mark.parametrize(
+    ("drafts", "rows", "observations"),
+    [
+        ((AFTER, LATER), [only(AFTER), only(LATER), only(S0.token(9))], ()),
+        ((AFTER, LATER), [only(AFTER), OPEN, OPEN], (MaskMismatch("r0", 2, 1, "allows every token"),)),
+        ((AFTER, 5), [only(AFTER), only(LATER), OPEN], ()),
+        ((5, LATER), [only(AFTER), OPEN, OPEN], ()),
+    ],
+    ids=["all right", "open after the first", "open after a rejection", "open after the first rejection"],
+)
+def test_rows_after_a_rejected_draft_do_not_matter(drafts, rows, observations):
+    worker = stub(STRUCTURED, EAGLE)
+    worker.execute(step(new(S0, TABLE), tokens=6), {"r0": np.array([only(NEXT)])})
+    verified = step(cached(6, outputs=1), tokens=3, drafts={"r0": drafts})
+    assert worker.execute(verified, {"r0": np.array(rows, dtype=np.int32)}).observations == observations
+
+
+def test_past_the_end_of_the_output_no_mask_is_needed():
+    known = references(text(6, eos_at=0, grammar=Grammar()))
+    worker = stub(known)
+    worker.execute(step(new(known["r0"], TABLE), tokens=6), {"r0": np.array([only(EOS)])})
+    assert worker.execute(step(cached(6, outputs=1), tokens=1)).observations == ()
+
+
+@pytest.mark.parametrize(("asynchronous", "told"), [(False, [True, True]), (True, [False, True])])
+def test_with_asynchronous_scheduling_drafts_are_told_for_grammars_only(asynchronous, told):
+    worker = stub(ONE, replace(EAGLE, async_scheduling=asynchronous))
+    said = []
+    for structured in (False, True):
+        worker.execute(dataclasses.replace(step(new(R0, TABLE), tokens=6), structured=structured))
+        said.append(worker.take_drafts() is not None)
+        worker.execute(step(finished=("r0",)))
+    assert said == told

@@ -74,8 +74,8 @@ def test_where_both_agree_the_device_s_words_go_on() -> None:
     tandem = Tandem(stub, device)
     assert tandem.item_data(3, 5) == (device, 3, 5)
     assert tandem.execute_model(STEP, None) is stub.observations
-    assert tandem.sampled(STEP) == TRUTH
     assert tandem.sample_tokens(STEP, None)() is device.output
+    assert tandem.sampled(STEP) == TRUTH
     assert tandem.take_drafts() == (["r0", "r1"], [[2], [9]])
 
 
@@ -131,6 +131,16 @@ def test_both_raise(call: str) -> None:
     with pytest.raises(RunnerFailure) as caught:
         run(Double(execute=failure), Double(**{call: KeyError("r0")}))
     assert caught.value is failure
+
+
+def test_the_stub_raises_in_the_second_call() -> None:
+    """The device must, too: there or when its result is taken."""
+    failure = RunnerFailure("too long")
+    for call in ("sample", "result"):
+        with pytest.raises(RunnerFailure):
+            run(Double(sample=failure), Double(**{call: KeyError("r0")}))
+    with pytest.raises(Disagreement, match=r"the stub raises \(too long\), the device does not"):
+        run(Double(sample=failure), Double())
 
 
 @pytest.mark.parametrize(

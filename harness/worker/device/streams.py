@@ -4,6 +4,7 @@ The runner's asynchronous paths use them whatever the device; vLLM's CPU worker 
 there when it is imported, and `ignore` does the same for all.
 """
 
+import functools
 from typing import Any
 
 import torch
@@ -43,9 +44,18 @@ def occupy(device: torch.device, iterations: int) -> None:
         torch.cuda._sleep(CYCLES * iterations)
 
 
+def _tensor(make: Any, *arguments: Any, pin_memory: bool = False, **named: Any) -> torch.Tensor:
+    return make(*arguments, **named)
+
+
 def ignore() -> None:
     """Makes streams, events and page locking do nothing, in this process and for good."""
     torch.Event = torch.cuda.Event = torch.cuda.Stream = _Nothing
     torch.cuda.current_stream = torch.cuda.stream = lambda *_, **__: _Nothing()
     torch.cuda.set_stream = torch.cuda.synchronize = lambda *_, **__: None
     torch.Tensor.pin_memory = lambda self, *_, **__: self
+    torch.Tensor.record_stream = lambda *_, **__: None
+    if not isinstance(
+        torch.tensor, functools.partial
+    ):  # up to 0.16 masks' indices ask for it in so many words
+        torch.tensor = functools.partial(_tensor, torch.tensor)

@@ -32,6 +32,19 @@ def gumbel_sample(a: Arguments) -> None:
     )
 
 
+def apply_grammar_bitmask(a: Arguments) -> None:
+    """structured_outputs.py: logits of what a mask forbids become minus infinity, row by row."""
+    vocabulary, bits = a["vocab_size"], torch.arange(32, dtype=torch.int32)
+    for row, at in enumerate(a["logits_indices"][: a["grid"][0]].tolist()):
+        if "MASK_STRIDE" in a:  # where rows are numbered by request and position
+            request, position = divmod(at, a["MASK_STRIDE"])
+            at = int(a["cu_num_logits"][request]) + position
+            if at >= int(a["cu_num_logits"][request + 1]):
+                continue
+        allowed = (a["bitmask"][row].unsqueeze(1) >> bits) & 1
+        a["logits"][at, :vocabulary][allowed.flatten()[:vocabulary] == 0] = -torch.inf
+
+
 def gather_draft_sampled(a: Arguments) -> None:
     """spec_decode/rejection_sampler.py: the fed token of each logit; -1 for a draft before the end of a prefill."""
     at = a["logits_indices"][: a["num_logits"]]
@@ -163,6 +176,7 @@ _DRAFTS = {
     "_update_draft_inputs_kernel": update_draft_inputs,
 }
 STAND_INS: StandIns = {
+    f"{_GPU}.structured_outputs": {"_apply_grammar_bitmask_kernel": apply_grammar_bitmask},
     f"{_GPU}.sample.gumbel": {"_gumbel_sample_kernel": gumbel_sample},
     f"{_GPU}.spec_decode.rejection_sampler": {"_gather_draft_sampled_kernel": gather_draft_sampled},
     f"{_GPU}.spec_decode.rejection_sampler_utils": {

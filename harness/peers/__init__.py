@@ -1,0 +1,1 @@
+"""Scripted things around a scheduler, behind vLLM's own interfaces."""
