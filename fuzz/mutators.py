@@ -25,9 +25,12 @@ from fuzz.generate import (
     chunk_length,
     draw_weights,
     interesting_lengths,
+    new_group,
     new_request,
 )
+from harness.groups import groups_of
 from harness.scenario import (
+    MAX_GROUPS,
     MAX_MODEL_LEN,
     MAX_REQUESTS,
     MAX_SCRIPT,
@@ -36,6 +39,7 @@ from harness.scenario import (
     Arrive,
     Encoder,
     Event,
+    Full,
     Image,
     Part,
     Request,
@@ -140,6 +144,19 @@ def change_speculative(rng: Random, scenario: Scenario) -> Scenario:
     new = Speculative(rng.choice(("eagle", "mtp", "ngram")), _tweak(rng, old.num_speculative_tokens, 1, 4))
     off = scenario.engine.speculative is not None and rng.random() < 0.2
     return _engine(scenario, speculative=None if off else new)
+
+
+def change_groups(rng: Random, scenario: Scenario) -> Scenario:
+    """One KV cache group more, less, twice, other, or of another size."""
+    groups = list(groups_of(scenario.engine))
+    at = rng.randrange(len(groups))
+    old = groups[at]
+    new = rng.choice((old, new_group(rng, scenario.engine.block_size)))
+    if not isinstance(old, Full) and rng.random() < 0.4:
+        groups[at] = replace(old, size=_tweak(rng, old.size, 1, MAX_MODEL_LEN))
+    else:
+        groups[at : at + rng.randint(0, 1)] = rng.choice(([], [new], [new]))
+    return _engine(scenario, kv_cache_groups=tuple(groups[:MAX_GROUPS]))
 
 
 def change_encoder(rng: Random, scenario: Scenario) -> Scenario:

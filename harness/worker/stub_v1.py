@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from harness.groups import attended_from, groups_of, looks_ahead
 from harness.model import Reference, mix, wrong_token
 from harness.scenario import Engine
 from harness.step import Step
@@ -39,9 +40,9 @@ class StubV1:
         self.traits = traits
         speculative = engine.speculative
         self.num_spec = speculative.num_speculative_tokens if speculative else 0
-        self.looks_ahead = speculative is not None and speculative.method != "ngram"
-        self.windows = [0, engine.sliding_window] if engine.sliding_window else [0]
-        self.kv = KvShadow(engine.num_gpu_blocks, engine.block_size, len(self.windows))
+        self.looks_ahead = looks_ahead(engine)
+        self.groups = groups_of(engine)
+        self.kv = KvShadow(engine.num_gpu_blocks, engine.block_size, len(self.groups))
         self.batch = BatchV1(references, async_scheduling=engine.async_scheduling, traits=traits)
         self.encoder_cache: set[str] = set()
         self.ever_encoded: set[str] = set()
@@ -151,12 +152,13 @@ class StubV1:
         return contents
 
     def _read(self, request: str, start: int) -> None:
-        """Attention to the context [0, start), or to the part of it that a window keeps."""
+        """Attention to the context [0, start), or to the part of it that the group's first query sees; those that
+        follow see no more of it."""
         cached = self.batch.requests[request]
         if start > 0:
             cached.reference.token(start - 1)
-        for group, (table, window) in enumerate(zip(cached.tables, self.windows, strict=True)):
-            first = max(0, start - window + 1) if window else 0
+        for group, (table, kind) in enumerate(zip(cached.tables, self.groups, strict=True)):
+            first = attended_from(kind, start)
             if first >= start:
                 continue
             slots = self.kv.slots(table, first, start)
