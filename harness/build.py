@@ -150,7 +150,11 @@ def kv_cache_config(engine: Engine) -> Any:
     """The KVCacheConfig of an engine; fresh, since it is mutable."""
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
-    groups = [copy.copy(group) for group in _groups(engine)]
+    # Grouping takes as long as a short execution, and reads little of an engine: the cache holds it by that.
+    named = ("block_size", "sliding_window", "kv_cache_groups", "speculative")
+    groups = [
+        copy.copy(group) for group in _groups(Engine(**{name: getattr(engine, name) for name in named}))
+    ]
     return KVCacheConfig(num_blocks=engine.num_gpu_blocks, kv_cache_tensors=[], kv_cache_groups=groups)
 
 
