@@ -17,6 +17,7 @@ from harness.scenario import (
     Engine,
     Group,
     Image,
+    Mamba,
     Request,
     Scenario,
     Text,
@@ -121,7 +122,9 @@ def _configuration(scenario: Scenario) -> Iterator[str]:
 def _group(group: Group) -> str:
     if isinstance(group, Window):
         return f"sliding window {group.size}"
-    return f"chunks of {group.size}" if isinstance(group, Chunked) else "full attention"
+    if isinstance(group, Chunked):
+        return f"chunks of {group.size}"
+    return "Mamba" if isinstance(group, Mamba) else "full attention"
 
 
 def _value(value: object) -> str:

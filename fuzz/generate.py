@@ -27,6 +27,7 @@ from harness.scenario import (
     Full,
     Group,
     Image,
+    Mamba,
     Part,
     Request,
     Scenario,
@@ -93,7 +94,7 @@ def interesting_lengths(engine: Engine, images: tuple[int, ...]) -> tuple[int, .
     """Lengths in tokens at, just before and just after the edges that this engine has, ascending."""
     edges = [1, chunk_length(engine), engine.max_num_batched_tokens, engine.max_model_len, *images]
     edges += [blocks * engine.block_size for blocks in (1, 2, 3)]
-    for size in sorted({group.size for group in groups_of(engine) if not isinstance(group, Full)}):
+    for size in sorted({group.size for group in groups_of(engine) if isinstance(group, Window | Chunked)}):
         edges += [size, size + engine.block_size]
     near = {edge + offset for edge in edges for offset in (-1, 0, 1)}
     return tuple(sorted(length for length in near if 1 <= length < engine.max_model_len))
@@ -150,11 +151,13 @@ def _groups(rng: Random, block_size: int) -> tuple[Group, ...]:
     groups = [new_group(rng, block_size) for _ in range(rng.choice((1, 2, 2, 3, 3, 4)))]
     if rng.random() < 0.75:
         groups.insert(rng.choice((0, 0, len(groups))), Full())
+    if rng.random() < 0.15:  # it does without prefix caching and drafts
+        groups.insert(rng.randint(0, len(groups)), Mamba())
     return tuple(groups)
 
 
 def new_group(rng: Random, block_size: int) -> Group:
-    """A group of any kind; sizes near one, two or three blocks, so that they meet the edges of others."""
+    """A group of attention layers of any kind; sizes near one, two or three blocks, where they meet others' edges."""
     blocks = rng.choice((1, 1, 2, 3))
     kinds: tuple[Group, ...] = (
         Full(),

@@ -37,15 +37,17 @@ from harness.scenario import (
     MAX_STREAMS,
     Abort,
     Arrive,
+    Chunked,
     Encoder,
     Event,
-    Full,
     Image,
+    Mamba,
     Part,
     Request,
     Scenario,
     Speculative,
     Text,
+    Window,
 )
 
 
@@ -151,8 +153,9 @@ def change_groups(rng: Random, scenario: Scenario) -> Scenario:
     groups = list(groups_of(scenario.engine))
     at = rng.randrange(len(groups))
     old = groups[at]
-    new = rng.choice((old, new_group(rng, scenario.engine.block_size)))
-    if not isinstance(old, Full) and rng.random() < 0.4:
+    fresh = Mamba() if rng.random() < 0.1 else new_group(rng, scenario.engine.block_size)
+    new = rng.choice((old, fresh))
+    if isinstance(old, Window | Chunked) and rng.random() < 0.4:
         groups[at] = replace(old, size=_tweak(rng, old.size, 1, MAX_MODEL_LEN))
     else:
         groups[at : at + rng.randint(0, 1)] = rng.choice(([], [new], [new]))

@@ -151,7 +151,7 @@ def kv_cache_config(engine: Engine) -> Any:
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
     # Grouping takes as long as a short execution, and reads little of an engine: the cache holds it by that.
-    named = ("block_size", "sliding_window", "kv_cache_groups", "speculative")
+    named = ("max_model_len", "block_size", "sliding_window", "kv_cache_groups", "speculative")
     groups = [
         copy.copy(group) for group in _groups(Engine(**{name: getattr(engine, name) for name in named}))
     ]

@@ -5,7 +5,7 @@ table. Groups of equal kind are groups of their own, as in a model with several 
 another.
 """
 
-from harness.scenario import Chunked, Engine, Full, Group, Window
+from harness.scenario import Chunked, Engine, Full, Group, Mamba, Window
 
 
 def groups_of(engine: Engine) -> tuple[Group, ...]:
@@ -15,8 +15,16 @@ def groups_of(engine: Engine) -> tuple[Group, ...]:
     return (Full(), Window(engine.sliding_window)) if engine.sliding_window else (Full(),)
 
 
+def tokens_per_block(group: Group, engine: Engine) -> int:
+    """The group's block size: a state that is never cached has room for a whole sequence."""
+    return engine.max_model_len if isinstance(group, Mamba) else engine.block_size
+
+
 def attended_from(group: Group, position: int) -> int:
-    """First position that a query at `position` attends to; everything from there on must be in the group's blocks."""
+    """First position that a query at `position` attends to; everything from there on must be in the group's blocks.
+
+    A Mamba layer attends to its state alone, which stands for all positions before.
+    """
     if isinstance(group, Window):
         return max(0, position - group.size + 1)
     if isinstance(group, Chunked):
@@ -35,6 +43,7 @@ def canonical_groups(engine: Engine) -> tuple[int, tuple[Group, ...]]:
     vLLM's rules: chunked local attention next to a drafter with a model is kept as full attention (the hybrid manager
     is off), a chunk is a whole number of blocks (`make_local_attention_virtual_batches`), and grouping puts layers of
     one kind in as many groups as that kind has more layers than the rarest. The drafter's layer has full attention.
+    Ours: Mamba stands beside attention, since a model without any has other block sizes.
     """
     if not engine.kv_cache_groups:
         return min(engine.sliding_window, engine.max_model_len), ()
@@ -43,6 +52,8 @@ def canonical_groups(engine: Engine) -> tuple[int, tuple[Group, ...]]:
     if drafts:
         groups = [group for group in groups if not isinstance(group, Chunked)]
         groups += [Full()] * (Full() not in groups)
+    if all(isinstance(group, Mamba) for group in groups):
+        groups.append(Full())
     kinds = list(dict.fromkeys(groups))
     counts = {kind: groups.count(kind) for kind in kinds}
     if 1 not in counts.values():
@@ -53,6 +64,11 @@ def canonical_groups(engine: Engine) -> tuple[int, tuple[Group, ...]]:
     if len(found) == 2 and found[0] == Full() and isinstance(found[1], Window):
         return found[1].size, ()
     return 0, found
+
+
+def has_mamba(engine: Engine) -> bool:
+    """Whether some group keeps a state."""
+    return Mamba() in engine.kv_cache_groups
 
 
 def _fitted(group: Group, engine: Engine) -> Group:

@@ -8,8 +8,8 @@ release.
 from typing import Any
 
 from harness import compat
-from harness.groups import groups_of, looks_ahead
-from harness.scenario import Chunked, Engine, Full, Group, Window
+from harness.groups import groups_of, looks_ahead, tokens_per_block
+from harness.scenario import Chunked, Engine, Full, Group, Mamba, Window
 from harness.verdict import HarnessError
 
 
@@ -35,8 +35,21 @@ def _layers(engine: Engine) -> dict[str, Any]:
 def _spec(engine: Engine, group: Group, **more: Any) -> Any:
     """vLLM's KVCacheSpec of a layer; head and number sizes are of no consequence, but the same for all."""
     import torch
-    from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, FullAttentionSpec, SlidingWindowSpec
+    from vllm.v1.kv_cache_interface import (
+        ChunkedLocalAttentionSpec,
+        FullAttentionSpec,
+        MambaSpec,
+        SlidingWindowSpec,
+    )
 
+    if isinstance(group, Mamba):
+        # A state as large as a page of the others, which vLLM lets no page be smaller than.
+        return compat.construct(
+            MambaSpec,
+            block_size=tokens_per_block(group, engine),
+            shapes=((2 * engine.block_size,),),
+            dtypes=(torch.float32,),
+        )
     more |= {"block_size": engine.block_size, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
     if isinstance(group, Window):
         return compat.construct(SlidingWindowSpec, sliding_window=group.size, **more)

@@ -70,7 +70,11 @@ class Chunked(_Base, frozen=True, tag="chunked", tag_field="kind", array_like=Tr
     size: Count = 1
 
 
-Group: TypeAlias = Full | Window | Chunked
+class Mamba(_Base, frozen=True, tag="mamba", tag_field="kind", array_like=True):
+    """A group whose layers keep one state for the whole prefix, in one block (`mamba_cache_mode="none"`)."""
+
+
+Group: TypeAlias = Full | Window | Chunked | Mamba
 
 
 class Engine(_Base, frozen=True):

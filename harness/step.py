@@ -10,12 +10,11 @@ from typing import Any
 from harness.verdict import HarnessError
 
 _NOT_MODELLED = (
-    "new_block_ids_to_zero",
     "kv_cache_block_copies",
     "kv_connector_metadata",
     "ec_connector_metadata",
 )
-"""Zeroing, copies and connectors: no engine that the language can say makes vLLM use them."""
+"""Copies and connectors: no engine that the language can say makes vLLM use them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +59,8 @@ class Step:
     freed_encoder: tuple[str, ...]
     finished: tuple[str, ...]
     preempted: tuple[str, ...]
+    zeroed: tuple[int, ...] = ()
+    """Blocks whose memory the worker fills with zeros before it does anything else with them."""
 
     @property
     def computed(self) -> dict[str, int]:
@@ -103,6 +104,7 @@ def copy_step(output: Any, index: int, iteration: int) -> Step:
         freed_encoder=tuple(output.free_encoder_mm_hashes),
         finished=tuple(sorted(output.finished_req_ids)),
         preempted=tuple(sorted(output.preempted_req_ids or ())),
+        zeroed=tuple(getattr(output, "new_block_ids_to_zero", None) or ()),
     )
 
 

@@ -56,6 +56,10 @@ SHOWS = {
         and not any(step.preempted for step in steps(s))
     ),
     "groups_eagle": lambda s: [row.computed for row in rows(s) if row.source == "new"] == [0, 32, 32],
+    "groups_mamba": lambda s: (
+        {row.source for row in rows(s)} == {"new", "running"}
+        and {tuple(map(len, row.new_blocks))[1:3] for row in rows(s) if row.source == "new"} == {(1, 1)}
+    ),
     "async": lambda s: max(step.in_flight for step in steps(s)) == 1,
     "async_preemption": lambda s: any(step.preempted and step.in_flight for step in steps(s)),
     "async_abort": lambda s: ends(s) == {},

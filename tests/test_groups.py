@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from harness.codec import ScenarioError, decode, encode
 from harness.groups import attended_from, groups_of
 from harness.repair import blocks_needed, repair
-from harness.scenario import Chunked, Engine, Full, Scenario, Speculative, Window
+from harness.scenario import Chunked, Engine, Full, Mamba, Scenario, Speculative, Window
 
 EAGLE = Speculative("eagle", 1)
 
@@ -32,6 +32,8 @@ def repaired(*groups, **engine):
         ((Full(), Chunked(8)), {"speculative": EAGLE}, ()),
         ((Chunked(8), Window(6)), {"speculative": EAGLE}, (Window(6), Full())),
         ((Full(), Window(6)), {"sliding_window": 3}, 6),
+        ((Mamba(),), {}, (Mamba(), Full())),
+        ((Mamba(), Full(), Mamba()), {}, (Mamba(), Mamba(), Full())),
         ((Full(), Window(6), Window(7)), {"sliding_window": 3}, (Full(), Window(6), Window(7))),
     ],
 )
@@ -55,8 +57,17 @@ def test_a_group_of_layers_holds_as_many_blocks_as_any_other():
     engine = Engine(max_model_len=32, block_size=4)
     assert [
         blocks_needed(replace(engine, **groups))
-        for groups in ({}, {"sliding_window": 5}, {"kv_cache_groups": (Full(), Window(5), Chunked(8))})
-    ] == [1 + 8, 1 + 16, 1 + 24]
+        for groups in (
+            {},
+            {"sliding_window": 5},
+            {"kv_cache_groups": (Full(), Window(5), Chunked(8), Mamba())},
+        )
+    ] == [1 + 8, 1 + 16, 1 + 24 + 1]
+
+
+def test_a_state_does_without_prefix_caching_and_drafts():
+    engine = repair(Scenario(1, Engine(kv_cache_groups=(Full(), Mamba()), speculative=EAGLE))).engine
+    assert (engine.enable_prefix_caching, engine.speculative) == (False, None)
 
 
 @pytest.mark.parametrize(

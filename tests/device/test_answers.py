@@ -29,10 +29,11 @@ RUNNABLE = [name for name, scenario in LEGAL.items() if cannot_run(scenario) is 
 
 
 def test_what_cannot_run_is_rejected_and_no_finding() -> None:
-    for kind in (Kind.DEVICE, Kind.TANDEM):
-        result = execute(LEGAL["groups_local"], worker=kind)
-        assert (result.verdict, result.violations, result.steps) == (Verdict.REJECTED, (), 0)
-        assert result.rejected and "the whole prefix" in result.rejected
+    for name, reason in (("groups_local", "the whole prefix"), ("groups_mamba", "Mamba")):
+        for kind in (Kind.DEVICE, Kind.TANDEM):
+            result = execute(LEGAL[name], worker=kind)
+            assert (result.verdict, result.violations, result.steps) == (Verdict.REJECTED, (), 0)
+            assert result.rejected and reason in result.rejected
 
 
 @pytest.mark.parametrize("name", RUNNABLE)

@@ -26,6 +26,7 @@ MODULES = {
     "KVCacheManager": "vllm.v1.core.kv_cache_manager",
     "BlockPool": "vllm.v1.core.block_pool",
     "SlidingWindowManager": "vllm.v1.core.single_type_kv_cache_manager",
+    "MambaManager": "vllm.v1.core.single_type_kv_cache_manager",
     "ChunkedLocalAttentionManager": "vllm.v1.core.single_type_kv_cache_manager",
 }
 SCHEDULE = "Scheduler.schedule"

@@ -59,6 +59,13 @@ def null_blocks_only(original, *arguments, **named):
     return ([pool.null_block] * count,) * len(named["kv_cache_group_ids"]), count * size
 
 
+def state_of_the_other(scheduler, output):
+    """r1 is told the block of r0's state as its own."""
+    for new in output.scheduled_new_reqs:
+        if new.req_id == "r1":
+            new.block_ids[1][:] = scheduler.kv_cache_manager.get_block_ids("r0")[1]
+
+
 FAULTS = {
     "cached blocks swapped": Fault(SCHEDULE, after(swap_cached_blocks), "prefix", HIT),
     "another request's block": Fault(SCHEDULE, after(foreign_block), "chunked", COMPUTED),
@@ -70,6 +77,7 @@ FAULTS = {
     "chunk freed too early": Fault(
         "ChunkedLocalAttentionManager.get_num_skipped_tokens", too_short_a_window, CHUNKED, COMPUTED
     ),
+    "another request's state": Fault(SCHEDULE, after(state_of_the_other), "groups_mamba", COMPUTED),
     "window left out of a hit": Fault(
         "SlidingWindowManager.find_longest_cache_hit", null_blocks_only, "groups", HIT
     ),

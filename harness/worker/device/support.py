@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from harness.groups import groups_of
+from harness.groups import groups_of, has_mamba
 from harness.scenario import Full, Scenario
 
 UNSUPPORTED: Mapping[str, str] = {}
@@ -13,4 +13,6 @@ def cannot_run(scenario: Scenario) -> str | None:
     """Why the device worker cannot run a scenario, or None. `UNSUPPORTED` speaks of whole features, this of uses."""
     if Full() not in groups_of(scenario.engine):
         return "no layer of the device's network sees the whole prefix, so that it could not tell what follows it"
+    if has_mamba(scenario.engine):
+        return "the device's network has no Mamba layer"
     return None
