@@ -101,7 +101,7 @@ LEGAL: dict[str, Scenario] = {
     ),
     "groups": scenario(
         replace(SMALL, kv_cache_groups=(Full(), Window(6), Window(6), Window(13), Chunked(8))),
-        text(30, 6),
+        text(30, 12),
         text(34, 6),
         text(27, 3),
         events=(Arrive(0), Arrive(1, 4), Arrive(2, 3)),

@@ -94,6 +94,7 @@ def test_an_encoder_output_between_two_chunks(plant: Any, harm: Any, symptom: tu
 
 def test_every_execution_starts_with_poisoned_caches(plant: Any) -> None:
     """In all memories, also of the drafter, and also after another execution."""
+    from harness.worker.device.config import DRAFTER, layer
     from harness.worker.device.runner import POISON
 
     fresh: list[bool] = []
@@ -107,5 +108,5 @@ def test_every_execution_starts_with_poisoned_caches(plant: Any) -> None:
     plant(look)
     for name in ("spec_eagle", "sliding_window", "spec_eagle"):
         execute(LEGAL[name], worker=Kind.DEVICE)
-    assert {name.rpartition(".")[2] for name in memories} == {"full", "window", "drafter"}
+    assert memories == {layer(0), layer(1), layer(DRAFTER)}
     assert len(fresh) >= 6 and all(fresh)
