@@ -18,11 +18,6 @@ EXPECTED = {
         "0.20.2": "O4-target-read-miss-bc115a09",
         "0.33.0": "O4-target-read-miss-bc115a09",
     },
-    "preempted-request-without-its-item-data": {
-        "0.20.2": None,
-        "0.24.0": None,
-        "0.33.0": "O4-target-read-miss-a09e8681",
-    },
     "padded-decode-cut-by-prefill-threshold": {"0.20.2": None, "0.33.0": "O1-exception-bac762cf"},
     "hash-of-a-block-that-the-victim-never-wrote": {"0.33.0": "O2-kv-read-mismatch-358f2615"},
     "adjacent-items-in-a-small-encoder-cache": {
