@@ -12,7 +12,20 @@ from msgspec.structs import asdict, fields
 
 from harness.execute import Result
 from harness.model import EOS, STOP
-from harness.scenario import Engine, Image, Request, Scenario, Text, image_hash, part_length, request_id
+from harness.scenario import (
+    Chunked,
+    Engine,
+    Group,
+    Image,
+    Mamba,
+    Request,
+    Scenario,
+    Text,
+    Window,
+    image_hash,
+    part_length,
+    request_id,
+)
 from harness.trace import (
     Compiled,
     Delivered,
@@ -93,9 +106,11 @@ def _configuration(scenario: Scenario) -> Iterator[str]:
     lines = [
         f"  {field.name} = {_value(getattr(engine, field.name))}"
         for field in fields(Engine)
-        if field.name not in ("speculative", "encoder")
+        if field.name not in ("speculative", "encoder", "kv_cache_groups")
         and getattr(engine, field.name) != getattr(default, field.name)
     ]
+    if engine.kv_cache_groups:
+        lines.append(f"  KV cache groups = {', '.join(map(_group, engine.kv_cache_groups))}")
     if engine.speculative is not None:
         lines += [
             f"  speculative_config.{name} = {_value(value)}"
@@ -111,6 +126,14 @@ def _configuration(scenario: Scenario) -> Iterator[str]:
         delays = ", ".join(map(str, scenario.step_delays))
         lines.append(f"  results are ready after, in turn and again from the first: {delays} iterations")
     yield from lines or ["  (none)"]
+
+
+def _group(group: Group) -> str:
+    if isinstance(group, Window):
+        return f"sliding window {group.size}"
+    if isinstance(group, Chunked):
+        return f"chunks of {group.size}"
+    return "Mamba" if isinstance(group, Mamba) else "full attention"
 
 
 def _value(value: object) -> str:

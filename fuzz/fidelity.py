@@ -99,6 +99,7 @@ def features_of(scenario: Scenario) -> list[str]:
         "async scheduling": engine.async_scheduling,
         "free interleaving": engine.interleaving == "free",
         "sliding window": engine.sliding_window > 0,
+        "mixed groups": bool(engine.kv_cache_groups),
         "multimodal": images,
         "grammar": any(request.grammar for request in scenario.requests),
     }

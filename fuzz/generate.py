@@ -14,21 +14,27 @@ from typing import Literal
 
 from msgspec.structs import replace
 
+from harness.groups import canonical_groups, groups_of
 from harness.repair import blocks_needed, repair
 from harness.scenario import (
     MAX_MODEL_LEN,
     Abort,
     Arrive,
+    Chunked,
     Encoder,
     Engine,
     Event,
+    Full,
     Grammar,
+    Group,
     Image,
+    Mamba,
     Part,
     Request,
     Scenario,
     Speculative,
     Text,
+    Window,
     part_length,
     prompt_length,
 )
@@ -89,8 +95,8 @@ def interesting_lengths(engine: Engine, images: tuple[int, ...]) -> tuple[int, .
     """Lengths in tokens at, just before and just after the edges that this engine has, ascending."""
     edges = [1, chunk_length(engine), engine.max_num_batched_tokens, engine.max_model_len, *images]
     edges += [blocks * engine.block_size for blocks in (1, 2, 3)]
-    if engine.sliding_window:
-        edges += [engine.sliding_window, engine.sliding_window + engine.block_size]
+    for size in sorted({group.size for group in groups_of(engine) if isinstance(group, Window | Chunked)}):
+        edges += [size, size + engine.block_size]
     near = {edge + offset for edge in edges for offset in (-1, 0, 1)}
     return tuple(sorted(length for length in near if 1 <= length < engine.max_model_len))
 
@@ -126,16 +132,41 @@ def _engine(rng: Random, weights: Weights, block_size: BlockSize, images: tuple[
         policy="priority" if "priority" in weights else "fcfs",
         async_scheduling="async" in weights,
         sliding_window=_near(rng, 2, block_size, 2 * block_size) if "sliding_window" in weights else 0,
+        kv_cache_groups=_groups(rng, block_size) if "groups" in weights else (),
         speculative=Speculative(rng.choice(_METHODS), rng.choice(_DRAFTS)) if "spec" in weights else None,
         encoder=_encoder(rng, images) if "mm" in weights else None,
         interleaving="free" if _chance(rng, weights, "free") else "engine",
     )
+    window, groups = canonical_groups(engine)  # a pool is tight for what is left of the groups
+    engine = replace(engine, sliding_window=window, kv_cache_groups=groups)
     if "preemption" in weights:
         engine = replace(engine, num_gpu_blocks=blocks_needed(engine) + rng.choice((0, 0, 1, 2, 4)))
     else:
         engine = _without_pressure(engine)
     shown = (Request(prompt=(Image(0),)),) if images else ()
     return repair(Scenario(format=1, engine=engine, images=images, requests=shown)).engine
+
+
+def _groups(rng: Random, block_size: int) -> tuple[Group, ...]:
+    """Mostly with full attention, mostly of different kinds, in any order."""
+    groups = [new_group(rng, block_size) for _ in range(rng.choice((1, 2, 2, 3, 3, 4)))]
+    if rng.random() < 0.75:
+        groups.insert(rng.choice((0, 0, len(groups))), Full())
+    if rng.random() < 0.15:  # it does without prefix caching and drafts
+        groups.insert(rng.randint(0, len(groups)), Mamba())
+    return tuple(groups)
+
+
+def new_group(rng: Random, block_size: int) -> Group:
+    """A group of attention layers of any kind; sizes near one, two or three blocks, where they meet others' edges."""
+    blocks = rng.choice((1, 1, 2, 3))
+    kinds: tuple[Group, ...] = (
+        Full(),
+        Window(_near(rng, 2, blocks * block_size)),
+        Window(_near(rng, block_size, blocks * block_size)),
+        Chunked(blocks * block_size),
+    )
+    return rng.choice(kinds)
 
 
 def _encoder(rng: Random, images: tuple[int, ...]) -> Encoder:
@@ -295,6 +326,7 @@ _OFF: dict[str, Callable[[Scenario], Scenario]] = {
     "async": _engine_field(async_scheduling=False),
     "spec": _engine_field(speculative=None),
     "mm": _without_images,
+    "groups": _engine_field(kv_cache_groups=()),
     "sliding_window": _engine_field(sliding_window=0),
     "free": _engine_field(interleaving="engine"),
     "stop": _without_stops,

@@ -26,23 +26,29 @@ from fuzz.generate import (
     draw_weights,
     interesting_lengths,
     new_grammar,
+    new_group,
     new_request,
 )
+from harness.groups import groups_of
 from harness.scenario import (
+    MAX_GROUPS,
     MAX_MODEL_LEN,
     MAX_REQUESTS,
     MAX_SCRIPT,
     MAX_STREAMS,
     Abort,
     Arrive,
+    Chunked,
     Encoder,
     Event,
     Image,
+    Mamba,
     Part,
     Request,
     Scenario,
     Speculative,
     Text,
+    Window,
 )
 
 
@@ -141,6 +147,20 @@ def change_speculative(rng: Random, scenario: Scenario) -> Scenario:
     new = Speculative(rng.choice(("eagle", "mtp", "ngram")), _tweak(rng, old.num_speculative_tokens, 1, 4))
     off = scenario.engine.speculative is not None and rng.random() < 0.2
     return _engine(scenario, speculative=None if off else new)
+
+
+def change_groups(rng: Random, scenario: Scenario) -> Scenario:
+    """One KV cache group more, less, twice, other, or of another size."""
+    groups = list(groups_of(scenario.engine))
+    at = rng.randrange(len(groups))
+    old = groups[at]
+    fresh = Mamba() if rng.random() < 0.1 else new_group(rng, scenario.engine.block_size)
+    new = rng.choice((old, fresh))
+    if isinstance(old, Window | Chunked) and rng.random() < 0.4:
+        groups[at] = replace(old, size=_tweak(rng, old.size, 1, MAX_MODEL_LEN))
+    else:
+        groups[at : at + rng.randint(0, 1)] = rng.choice(([], [new], [new]))
+    return _engine(scenario, kv_cache_groups=tuple(groups[:MAX_GROUPS]))
 
 
 def change_encoder(rng: Random, scenario: Scenario) -> Scenario:

@@ -159,6 +159,8 @@ def _changed(value: Any, default: Any) -> int:
         one = getattr(value, name)
         if isinstance(one, Encoder | Grammar | Speculative):
             count += 1 + _changed(one, type(one)())
+        elif name == "kv_cache_groups":
+            count += len(one)
         else:
             count += one != getattr(default, name)
     return count
@@ -169,6 +171,8 @@ def _numbers(value: Any) -> Iterator[int]:
         number = getattr(value, name)
         if isinstance(number, Encoder | Speculative):
             yield from _numbers(number)
+        elif name == "kv_cache_groups":
+            yield from (size for group in number for size in _numbers(group))
         elif isinstance(number, int):
             yield int(number)
 

@@ -24,14 +24,17 @@ from harness.repair import blocks_needed, repair
 from harness.scenario import (
     Abort,
     Arrive,
+    Chunked,
     Encoder,
     Engine,
     Grammar,
+    Group,
     Image,
     Request,
     Scenario,
     Speculative,
     Text,
+    Window,
     part_length,
 )
 
@@ -129,6 +132,28 @@ def _default_with_pool(current: Scenario) -> Generator[Scenario, Scenario, None]
             current = yield put(current, ("engine",), replace(engine, num_gpu_blocks=pool))
 
 
+def _drop_groups(current: Scenario) -> Generator[Scenario, Scenario, None]:
+    """KV cache groups go, with their share of the pool; then kinds become simpler ones."""
+    for with_pool in (True, False):
+        at = len(current.engine.kv_cache_groups)
+        while at := min(at, len(current.engine.kv_cache_groups)):
+            at -= 1
+            groups = current.engine.kv_cache_groups
+            current = yield _with_groups(current, (*groups[:at], *groups[at + 1 :]), with_pool)
+    for at, old in enumerate(current.engine.kv_cache_groups):
+        if isinstance(old, Chunked):
+            groups = current.engine.kv_cache_groups
+            current = yield _with_groups(current, (*groups[:at], Window(old.size), *groups[at + 1 :]), False)
+
+
+def _with_groups(scenario: Scenario, groups: tuple[Group, ...], with_pool: bool) -> Scenario:
+    engine = replace(scenario.engine, kv_cache_groups=groups)
+    if with_pool:
+        spare = engine.num_gpu_blocks - blocks_needed(scenario.engine)
+        engine = replace(engine, num_gpu_blocks=blocks_needed(engine) + spare)
+    return replace(scenario, engine=engine)
+
+
 def _drop_parts(current: Scenario) -> Generator[Scenario, Scenario, None]:
     for i in range(len(current.requests)):
         current = yield from _drop_items(current, ("requests", i, "prompt"))
@@ -196,6 +221,8 @@ def _engine_places(scenario: Scenario) -> list[Place]:
     paths: list[Path] = [("engine", name) for name in Engine.__struct_fields__ if name != "block_size"]
     paths += [("engine", "speculative", "num_speculative_tokens")]
     paths += [("engine", "encoder", name) for name in Encoder.__struct_fields__]
+    groups = range(len(scenario.engine.kv_cache_groups))
+    paths += [("engine", "kv_cache_groups", index, "size") for index in groups]
     changed = [
         path
         for path in paths
@@ -234,6 +261,7 @@ PASSES: tuple[Pass, ...] = (
     _drop_events,
     _default_engine,
     _default_with_pool,
+    _drop_groups,
     _drop_parts,
     _join_parts,
     _default_details,

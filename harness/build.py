@@ -7,6 +7,7 @@ the two encoder limits that the budget would compute are set from the scenario. 
 attribute that its loop reads is set as the constructor of 0.19-0.33 sets it.
 """
 
+import copy
 import functools
 import os
 import queue
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from harness import compat, features
+from harness.kv_groups import grouped
 from harness.model import EOS, STOP, Reference
 from harness.peers.grammar import Grammars
 from harness.scenario import Engine, Scenario, image_hash, request_id
@@ -148,33 +150,26 @@ def vllm_config(engine: Engine) -> Any:
     config.cache_config.enable_prefix_caching = engine.enable_prefix_caching
     config.cache_config.block_size = engine.block_size
     config.cache_config.num_gpu_blocks = engine.num_gpu_blocks
+    config.scheduler_config.disable_hybrid_kv_cache_manager = False  # as on a GPU
+    compat.fix_kv_cache_layout(config.cache_config)
     return config
 
 
 def kv_cache_config(engine: Engine) -> Any:
-    """One full-attention group, and one sliding-window group if the engine asks for it; fresh, since it is mutable."""
-    import torch
-    from vllm.v1.kv_cache_interface import (
-        FullAttentionSpec,
-        KVCacheConfig,
-        KVCacheGroupSpec,
-        SlidingWindowSpec,
-    )
+    """The KVCacheConfig of an engine; fresh, since it is mutable."""
+    from vllm.v1.kv_cache_interface import KVCacheConfig
 
-    common = {"block_size": engine.block_size, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
-    drafts = bool(engine.speculative and engine.speculative.method != "ngram")
-    # The drafter's layer uses full attention, so its group is the one with EAGLE's rules.
-    full = compat.construct(
-        KVCacheGroupSpec,
-        layer_names=["full"],
-        kv_cache_spec=compat.construct(FullAttentionSpec, **common),
-        is_eagle_group=drafts and bool(engine.sliding_window),
-    )
-    groups = [full]
-    if engine.sliding_window:
-        spec = compat.construct(SlidingWindowSpec, sliding_window=engine.sliding_window, **common)
-        groups.append(compat.construct(KVCacheGroupSpec, layer_names=["window"], kv_cache_spec=spec))
+    # Grouping takes as long as a short execution, and reads little of an engine: the cache holds it by that.
+    named = ("max_model_len", "block_size", "sliding_window", "kv_cache_groups", "speculative")
+    groups = [
+        copy.copy(group) for group in _groups(Engine(**{name: getattr(engine, name) for name in named}))
+    ]
     return KVCacheConfig(num_blocks=engine.num_gpu_blocks, kv_cache_tensors=[], kv_cache_groups=groups)
+
+
+@functools.lru_cache(maxsize=256)
+def _groups(engine: Engine) -> tuple[Any, ...]:
+    return grouped(engine, vllm_config(engine))
 
 
 def engine_core(engine: Engine, executor: Any, grammars: Grammars | None = None) -> Any:

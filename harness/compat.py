@@ -17,7 +17,12 @@ from typing import Any, Literal
 from harness.verdict import HarnessError
 from harness.worker.traits import Traits
 
-_PRESENT: Mapping[str, tuple[Callable[[], bool], str]] = {}
+_PRESENT: Mapping[str, tuple[Callable[[], bool], str]] = {
+    "groups": (
+        lambda: _any_mixture_of_groups(),
+        "its HybridKVCacheCoordinator takes full attention and one other kind only",
+    ),
+}
 """Optional features (harness.features) by name: whether the loaded vLLM has it, and what it must have for that."""
 
 
@@ -213,6 +218,25 @@ def fix_kv_cache_layout(cache_config: Any) -> None:
     """From 0.32 on the engine core resolves a layout that all layers obey: blocks, heads, slots, content."""
     if hasattr(cache_config, "kv_cache_layout"):
         cache_config.kv_cache_layout = "LBHNC"
+
+
+def _any_mixture_of_groups() -> bool:
+    """From 0.14 on the coordinator sorts groups into any number of `attention_groups`."""
+    coordinator = optional("vllm.v1.core.kv_cache_coordinator", "HybridKVCacheCoordinator")
+    verify = getattr(coordinator, "verify_and_split_kv_cache_groups", None)
+    return verify is not None and "attention_groups" in verify.__code__.co_names
+
+
+def kv_cache_groups(vllm_config: Any, layers: dict[str, Any]) -> list[Any]:
+    """vLLM's groups of a model's layers (spec by name). From 0.33 on what marks the drafter's group is not part of
+    the grouping; releases before it know a drafter's layer by its look only, if at all, and then let all groups drop.
+    """
+    grouping = optional("vllm.v1.core.kv_cache_planning", "get_global_kv_cache_groups")
+    if grouping is not None:
+        return list(grouping(vllm_config, [layers]))
+    from vllm.v1.core.kv_cache_utils import get_kv_cache_groups
+
+    return list(get_kv_cache_groups(vllm_config, layers))
 
 
 def kv_cache_tensors(groups: list[list[str]], page: int, num_blocks: int) -> list[Any]:

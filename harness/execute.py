@@ -13,6 +13,7 @@ from harness.scenario import Scenario
 from harness.trace import Trace
 from harness.verdict import Verdict, Violation, verdict_of
 from harness.worker.device.answers import unified
+from harness.worker.device.support import cannot_run
 from harness.worker.interface import Kind
 
 
@@ -25,7 +26,7 @@ class Result:
     trace: Trace
     steps: int
     rejected: str | None = None
-    """vLLM's own words, if it refused the configuration."""
+    """vLLM's own words, if it refused the configuration; ours, if the worker cannot run the scenario."""
 
 
 def execute(
@@ -38,6 +39,8 @@ def execute(
     `unified(scenario)`.
     """
     if worker is not Kind.STUB:
+        if (reason := cannot_run(scenario)) is not None:
+            return Result(Verdict.REJECTED, (), Trace(), 0, reason)
         scenario = unified(scenario)
     if oracles is None:
         oracles = VISIBLE if worker is Kind.DEVICE else ALL

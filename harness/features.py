@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping
 
 from harness.scenario import Scenario
 
-OPTIONAL: Mapping[str, Callable[[Scenario], bool]] = {}
+OPTIONAL: Mapping[str, Callable[[Scenario], bool]] = {
+    "groups": lambda scenario: bool(scenario.engine.kv_cache_groups),
+}
 """By the name under which `fuzz.generate` knows the feature."""
 
 

@@ -5,6 +5,7 @@ Legal means that vLLM's own configuration checks and its front end would let it 
 
 from msgspec.structs import replace
 
+from harness.groups import canonical_groups, groups_of, has_mamba, tokens_per_block
 from harness.scenario import (
     MAX_MODEL_LEN,
     Arrive,
@@ -51,11 +52,16 @@ def blocks_needed(engine: Engine) -> int:
 
     vLLM refuses to start with a pool that cannot hold one full request (`check_enough_kv_cache_memory`).
     """
-    groups = 2 if engine.sliding_window else 1
-    return 1 + groups * -(-engine.max_model_len // engine.block_size)
+    sizes = [tokens_per_block(group, engine) for group in groups_of(engine)]
+    return 1 + sum(-(-engine.max_model_len // size) for size in sizes)
 
 
 def _repair_engine(engine: Engine, images: tuple[int, ...]) -> Engine:
+    if has_mamba(engine):
+        # vLLM caches no prefix in mode "none"; with one it takes "align", which we do not model, nor drafts.
+        engine = replace(engine, enable_prefix_caching=False, speculative=None)
+    sliding_window, groups = canonical_groups(engine)
+    engine = replace(engine, sliding_window=sliding_window, kv_cache_groups=groups)
     speculative, encoder = engine.speculative, engine.encoder
     asynchronous = engine.async_scheduling and not (speculative and speculative.method == "ngram")
     longest = max(images, default=0)
@@ -84,7 +90,6 @@ def _repair_engine(engine: Engine, images: tuple[int, ...]) -> Engine:
         # VllmConfig: the threshold may not exceed max_model_len.
         long_prefill_token_threshold=min(threshold, engine.max_model_len),
         async_scheduling=asynchronous,
-        sliding_window=min(engine.sliding_window, engine.max_model_len),
         encoder=encoder,
     )
 

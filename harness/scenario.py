@@ -18,6 +18,7 @@ MAX_EVENTS = 64
 MAX_MODEL_LEN = 512
 BLOCK_SIZES = (4, 8, 16, 32)
 MAX_STREAMS = 8
+MAX_GROUPS = 6
 MAX_SCRIPT = 16
 DEFAULT_DELAY = 1
 """A step takes as long as one pass of the scheduler: the usual case that asynchronous scheduling is made for."""
@@ -53,8 +54,34 @@ class Encoder(_Base, frozen=True):
     disable_chunked_mm_input: bool = False
 
 
+class Full(_Base, frozen=True, tag="full", tag_field="kind", array_like=True):
+    """A KV cache group of layers with full attention."""
+
+
+class Window(_Base, frozen=True, tag="window", tag_field="kind", array_like=True):
+    """A group whose layers attend to the last `size` positions, their own included."""
+
+    size: Count = 1
+
+
+class Chunked(_Base, frozen=True, tag="chunked", tag_field="kind", array_like=True):
+    """A group with chunked local attention: queries attend to their own chunk of `size` positions, up to themselves."""
+
+    size: Count = 1
+
+
+class Mamba(_Base, frozen=True, tag="mamba", tag_field="kind", array_like=True):
+    """A group whose layers keep one state for the whole prefix, in one block (`mamba_cache_mode="none"`)."""
+
+
+Group: TypeAlias = Full | Window | Chunked | Mamba
+
+
 class Engine(_Base, frozen=True):
     """Configuration of the engine; every name but `interleaving` is vLLM's.
+
+    A model has one full-attention group, or one and a window group (`sliding_window`); `kv_cache_groups` says every
+    other mixture (`harness.groups`).
 
     `interleaving="free"` lets results be delivered in orders that today's `EngineCore` loop does not make, within the
     same contract (first in, first out; no more batches in flight than the configuration allows).
@@ -71,6 +98,7 @@ class Engine(_Base, frozen=True):
     policy: Literal["fcfs", "priority"] = "fcfs"
     async_scheduling: bool = False
     sliding_window: Tokens = 0
+    kv_cache_groups: Annotated[tuple[Group, ...], Meta(max_length=MAX_GROUPS)] = ()
     speculative: Speculative | None = None
     encoder: Encoder | None = None
     interleaving: Literal["engine", "free"] = "engine"

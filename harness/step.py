@@ -10,12 +10,11 @@ from typing import Any
 from harness.verdict import HarnessError
 
 _NOT_MODELLED = (
-    "new_block_ids_to_zero",
     "kv_cache_block_copies",
     "kv_connector_metadata",
     "ec_connector_metadata",
 )
-"""Zeroing, copies and connectors: no engine that the language can say makes vLLM use them."""
+"""Copies and connectors: no engine that the language can say makes vLLM use them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +61,8 @@ class Step:
     preempted: tuple[str, ...]
     structured: bool = False
     """Whether a request with a grammar samples; not said, and not needed, up to 0.13."""
+    zeroed: tuple[int, ...] = ()
+    """Blocks whose memory the worker fills with zeros before it does anything else with them."""
 
     @property
     def computed(self) -> dict[str, int]:
@@ -106,6 +107,7 @@ def copy_step(output: Any, index: int, iteration: int) -> Step:
         finished=tuple(sorted(output.finished_req_ids)),
         preempted=tuple(sorted(output.preempted_req_ids or ())),
         structured=bool(getattr(output, "has_structured_output_requests", False)),
+        zeroed=tuple(getattr(output, "new_block_ids_to_zero", None) or ()),
     )
 
 

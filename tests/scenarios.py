@@ -12,15 +12,19 @@ from harness.codec import validate
 from harness.scenario import (
     Abort,
     Arrive,
+    Chunked,
     Encoder,
     Engine,
     Event,
+    Full,
     Grammar,
     Image,
+    Mamba,
     Request,
     Scenario,
     Speculative,
     Text,
+    Window,
 )
 
 
@@ -104,6 +108,43 @@ LEGAL: dict[str, Scenario] = {
     "max_model_len": scenario(SMALL, text(45, 20), text(47, 20, 1)),
     "sliding_window": scenario(
         replace(SMALL, sliding_window=6), text(30, 6), text(34, 6), events=(Arrive(0), Arrive(1, 4))
+    ),
+    "groups": scenario(
+        replace(SMALL, kv_cache_groups=(Full(), Window(6), Window(6), Window(13), Chunked(8))),
+        text(30, 12),
+        text(34, 6),
+        text(27, 3),
+        events=(Arrive(0), Arrive(1, 4), Arrive(2, 3)),
+    ),
+    "groups_local": scenario(
+        replace(TIGHT, kv_cache_groups=(Chunked(12), Window(7)), num_gpu_blocks=25, policy="priority"),
+        *BACKLOG,
+        text(21, 3, priority=-1),
+        events=(Arrive(0), Arrive(1, 1), Arrive(2, 1), Arrive(3, 3)),
+    ),
+    "groups_eagle": scenario(
+        replace(
+            SMALL,
+            kv_cache_groups=(Window(5), Full(), Window(9)),
+            speculative=EAGLE,
+            async_scheduling=True,
+        ),
+        text(33, 6),
+        text(38, 6, acceptance=(1, 2)),
+        text(33, 3),
+        events=(Arrive(0), Arrive(1, 4), Arrive(2, 4)),
+    ),
+    "groups_mamba": scenario(
+        replace(
+            TIGHT,
+            kv_cache_groups=(Window(6), Mamba(), Mamba(), Full()),
+            enable_prefix_caching=False,
+            async_scheduling=True,
+            num_gpu_blocks=27,
+            max_num_seqs=4,
+        ),
+        *BACKLOG,
+        text(20, 12, 3),
     ),
     "async": scenario(replace(SMALL, async_scheduling=True), text(20, 6), text(5, 6, 1), delays=(0, 2, 1)),
     "async_preemption": scenario(replace(TIGHT, async_scheduling=True), *BACKLOG),

@@ -47,6 +47,19 @@ SHOWS = {
     "stop": lambda s: ends(s) == {"r0": "stop", "r1": "stop", "r2": "length"},
     "max_model_len": lambda s: max(row.computed + row.tokens for row in rows(s)) == 47,
     "sliding_window": lambda s: len(rows(s)[0].new_blocks) == 2,
+    "groups": lambda s: (
+        len(rows(s)[0].new_blocks) == 5
+        and [row.computed for row in rows(s) if row.source == "new"] == [0, 28, 24]
+    ),
+    "groups_local": lambda s: (
+        sum(len(blocks) for row in rows(s) for blocks in row.new_blocks) > 2 * 24
+        and not any(step.preempted for step in steps(s))
+    ),
+    "groups_eagle": lambda s: [row.computed for row in rows(s) if row.source == "new"] == [0, 32, 32],
+    "groups_mamba": lambda s: (
+        {row.source for row in rows(s)} == {"new", "running"}
+        and {tuple(map(len, row.new_blocks))[1:3] for row in rows(s) if row.source == "new"} == {(1, 1)}
+    ),
     "async": lambda s: max(step.in_flight for step in steps(s)) == 1,
     "async_preemption": lambda s: any(step.preempted and step.in_flight for step in steps(s)),
     "async_abort": lambda s: ends(s) == {},
@@ -86,6 +99,10 @@ def first(chosen, request):
 
 def masks(chosen):
     return [mask.rows for mask in entries(chosen, Masked)]
+
+
+def in_step(event):
+    return isinstance(event, Abort) and event.in_step
 
 
 def sampled(chosen):
@@ -219,11 +236,12 @@ def test_a_runner_s_failure_that_no_oracle_hears_is_a_fault_of_ours(vllm, monkey
 
 def test_the_same_in_any_process(newest):
     """300 generated scenarios, three processes, three ways to hash strings: the same bytes."""
-    scenarios = tuple(generated(300))
+    # Of aborts that reach it together vLLM makes a set of strings, and frees in that set's order.
+    scenarios = tuple(s for s in generated(300) if sum(in_step(event) for event in s.timeline) < 2)
     with ThreadPoolExecutor(2) as pool:
         releases = list(pool.map(lambda seed: ask(newest, scenarios, seed), ("0", "1", "4242")))
     digests = [[one.digest for one in release.shown] for release in releases]
-    assert len(digests[0]) == len(scenarios)
+    assert len(digests[0]) == len(scenarios) > 200
     assert digests[0] == digests[1] == digests[2]
 
 

@@ -37,6 +37,7 @@ def uses(scenario: Scenario, feature: str) -> bool:
         "spec": engine.speculative is not None or any(r.acceptance for r in requests),
         "mm": engine.encoder is not None or bool(scenario.images),
         "sliding_window": engine.sliding_window > 0,
+        "groups": bool(engine.kv_cache_groups),
         "free": engine.interleaving == "free",
         "stop": any(r.ignore_eos or r.eos_at is not None or r.stop_at is not None for r in requests),
         "grammar": any(r.grammar for r in requests),

@@ -2,6 +2,7 @@
 
 from typing import Any, ClassVar
 
+from harness.groups import attended_from, groups_of
 from harness.oracles.base import Oracle
 from harness.scenario import image_hash
 from harness.step import Step
@@ -85,13 +86,13 @@ class Fences(Oracle):
                 )
 
     def _block_reads(self, step: Step, users: dict[int, str]) -> None:
-        """Context blocks: those before the first written one, as far back as the group's window reaches."""
+        """Context blocks: those before the first written one, as far back as the group attends."""
         managers = self.world.scheduler.kv_cache_manager.coordinator.single_type_managers
-        windows = (0, self.world.engine.sliding_window)
+        groups = groups_of(self.world.engine)
         for request, start in step.computed.items():
             for group, manager in enumerate(managers):
                 blocks = manager.req_to_blocks.get(request, ())
-                first = max(0, start - windows[group] + 1) if windows[group] else 0
+                first = attended_from(groups[group], start)
                 for block in blocks[first // manager.block_size : -(-start // manager.block_size)]:
                     users.setdefault(block.block_id, request)
                     if block.ref_cnt < 1 and not block.is_null:

@@ -4,6 +4,8 @@ All KV cache groups draw their blocks from one pool, as in vLLM; a slot remember
 reading another group's block is seen. Slot 0..block_size-1 is the null block, which nobody owns.
 """
 
+from collections.abc import Iterable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -45,6 +47,15 @@ class KvShadow:
         """Later positions overwrite earlier ones, as on the device; slots of -1 are skipped."""
         kept = slots >= 0
         self.contents[slots[kept]] = contents[kept] ^ self._salts[group]
+
+    def zero(self, blocks: Iterable[int]) -> None:
+        """What fresh memory holds: nothing that anybody may read."""
+        for block in blocks:
+            self.contents[block * self.block_size : (block + 1) * self.block_size] = UNWRITTEN
+
+    def state(self, table: list[int]) -> Slots:
+        """The slot of a state: the first of the first block that the table has; -1 if there is none."""
+        return np.array([table[0] * self.block_size if table else -1], dtype=np.int64)
 
     def mismatches(self, group: int, slots: Slots, expected: Contents) -> NDArray[np.int64]:
         """Indices into `slots` at which the memory does not hold `expected`."""

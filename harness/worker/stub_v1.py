@@ -1,10 +1,10 @@
 """A worker that obeys the V1 model runner's contract and knows the truth.
 
 Its bookkeeping is `batch_v1`; here are the encoder cache, KV memory, the target model and the drafter, in the real
-runner's order: freed encoder outputs leave, state, encoder, the target's gather, forward (every request writes before
-any request reads, as layer by layer on the device); and, in the runner's second call, sampling under the grammars'
-masks, then the drafter's gather with corrected counts. What the stub needs it must find where the SchedulerOutput says;
-what it meets it reports.
+runner's order: new blocks are zeroed, freed encoder outputs leave, state, encoder, the target's gather, forward (every
+request writes before any request reads, as layer by layer on the device); and, in the runner's second call, sampling
+under the grammars' masks, then the drafter's gather with corrected counts. What the stub needs it must find where the
+SchedulerOutput says; what it meets it reports.
 
 The target samples what the reference model says, if the mask lets it; the drafter is right as often as the scenario's
 script says. Not modelled: the drafter's own KV entries (ledger 41838), which decide acceptance but never the output.
@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from harness.groups import attended_from, groups_of, looks_ahead
 from harness.model import Reference, mix, wrong_token
-from harness.scenario import Engine
+from harness.scenario import Engine, Mamba
 from harness.step import Step
 from harness.worker import masks
 from harness.worker.batch_v1 import UNRESOLVED, BatchV1
@@ -49,9 +50,9 @@ class StubV1:
         self.traits = traits
         speculative = engine.speculative
         self.num_spec = speculative.num_speculative_tokens if speculative else 0
-        self.looks_ahead = speculative is not None and speculative.method != "ngram"
-        self.windows = [0, engine.sliding_window] if engine.sliding_window else [0]
-        self.kv = KvShadow(engine.num_gpu_blocks, engine.block_size, len(self.windows))
+        self.looks_ahead = looks_ahead(engine)
+        self.groups = groups_of(engine)
+        self.kv = KvShadow(engine.num_gpu_blocks, engine.block_size, len(self.groups))
         self.batch = BatchV1(references, async_scheduling=engine.async_scheduling, traits=traits)
         self.encoder_cache: set[str] = set()
         self.ever_encoded: set[str] = set()
@@ -78,6 +79,7 @@ class StubV1:
         """Runs a step up to its logits. RunnerFailure where the real runner raises; `observations` say why."""
         self.batch.observations = []
         self._starts, self._inputs = {}, {}
+        self.kv.zero(step.zeroed)
         self.encoder_cache.difference_update(step.freed_encoder)
         self.batch.update(step)
         if step.total == 0:
@@ -151,23 +153,30 @@ class StubV1:
     # -- target -------------------------------------------------------------------------------------------------
 
     def _forward(self, starts: dict[str, int], inputs: dict[str, list[int]]) -> None:
+        """In an attention layer every request writes before any reads; a Mamba layer reads each state before it
+        writes it."""
+        for request, start in starts.items():
+            self._read(request, start, states=True)
         for request, start in starts.items():
             self._write(request, start, inputs[request])
         for request, start in starts.items():
-            self._read(request, start)
+            self._read(request, start, states=False)
 
     def _write(self, request: str, start: int, tokens: list[int]) -> None:
         cached = self.batch.requests[request]
         contents = np.array(self._contents(cached.reference, start, tokens), dtype=np.uint64)
-        for group, table in enumerate(cached.tables):
-            slots = self.kv.slots(table, start, start + len(tokens))
+        for group, (table, kind) in enumerate(zip(cached.tables, self.groups, strict=True)):
+            if isinstance(kind, Mamba):
+                slots, written = self.kv.state(table), contents[-1:]
+            else:
+                slots, written = self.kv.slots(table, start, start + len(tokens)), contents
             wrong = np.flatnonzero(slots < self.kv.block_size)
             if len(wrong):
                 position = start + int(wrong[0])
                 what = self.kv.describe(int(slots[wrong[0]]))
                 message = f"{request} writes position {position} of group {group} to a {what}"
                 self.observations.append(Breach("write-" + what.replace(" ", "-"), message, request))
-            self.kv.write(group, slots, contents)
+            self.kv.write(group, slots, written)
 
     @staticmethod
     def _contents(reference: Reference, start: int, tokens: list[int]) -> list[int]:
@@ -180,16 +189,19 @@ class StubV1:
             contents.append(reference.content(position) if true else mix(previous, token))
         return contents
 
-    def _read(self, request: str, start: int) -> None:
-        """Attention to the context [0, start), or to the part of it that a window keeps."""
+    def _read(self, request: str, start: int, *, states: bool) -> None:
+        """Attention to the context [0, start), or to the part of it that the group's first query sees; those that
+        follow see no more of it. A state stands for the whole context, and is empty before the first position."""
         cached = self.batch.requests[request]
         if start > 0:
             cached.reference.token(start - 1)
-        for group, (table, window) in enumerate(zip(cached.tables, self.windows, strict=True)):
-            first = max(0, start - window + 1) if window else 0
-            if first >= start:
+        for group, (table, kind) in enumerate(zip(cached.tables, self.groups, strict=True)):
+            if isinstance(kind, Mamba) is not states:
                 continue
-            slots = self.kv.slots(table, first, start)
+            first = start - 1 if states else attended_from(kind, start)
+            if not 0 <= first < start:
+                continue
+            slots = self.kv.state(table) if states else self.kv.slots(table, first, start)
             expected = np.array(cached.reference.contents[first:start], dtype=np.uint64)
             wrong = self.kv.mismatches(group, slots, expected)
             if len(wrong):

@@ -8,6 +8,7 @@ from harness.model import Reference
 from harness.scenario import Abort, Arrive, Scenario
 from harness.trace import Delivered
 from harness.verdict import Level, Verdict
+from harness.worker.device.support import cannot_run
 from harness.worker.interface import Kind
 from scenarios import LEGAL
 
@@ -24,7 +25,18 @@ def answers(result: Result) -> dict[str, list[int]]:
     return got
 
 
-@pytest.mark.parametrize("name", LEGAL)
+RUNNABLE = [name for name, scenario in LEGAL.items() if cannot_run(scenario) is None]
+
+
+def test_what_cannot_run_is_rejected_and_no_finding() -> None:
+    for name, reason in (("groups_local", "the whole prefix"), ("groups_mamba", "Mamba")):
+        for kind in (Kind.DEVICE, Kind.TANDEM):
+            result = execute(LEGAL[name], worker=kind)
+            assert (result.verdict, result.violations, result.steps) == (Verdict.REJECTED, (), 0)
+            assert result.rejected and reason in result.rejected
+
+
+@pytest.mark.parametrize("name", RUNNABLE)
 def test_the_runner_answers_as_the_reference_does(name: str) -> None:
     scenario = LEGAL[name]
     result = execute(scenario, worker=Kind.DEVICE)
@@ -70,7 +82,7 @@ def test_busy_or_alone_the_answers_are_the_same(name: str) -> None:
     assert answers(execute(busy, worker=Kind.DEVICE)) == alone
 
 
-@pytest.mark.parametrize("name", LEGAL)
+@pytest.mark.parametrize("name", RUNNABLE)
 def test_stub_and_runner_agree(name: str) -> None:
     """Else `Disagreement`. The oracles hear the stub, and hazards apart, they have nothing to say."""
     result = execute(LEGAL[name], worker=Kind.TANDEM)

@@ -8,7 +8,7 @@ import torch
 from msgspec.structs import replace
 
 from harness.execute import Result, execute
-from harness.scenario import Image, Request, Text
+from harness.scenario import Chunked, Full, Image, Request, Text, Window
 from harness.step import Step
 from harness.worker.interface import Kind
 from harness.worker.tandem import Disagreement
@@ -16,18 +16,18 @@ from scenarios import LEGAL, SMALL, VISION, scenario, text
 
 pytestmark = pytest.mark.device
 
-WINDOW = scenario(replace(SMALL, sliding_window=6), text(14, 4))
-"""Position 14, the first that is decoded, attends to 9 and later in the window's group and to all in the other."""
+MIXED = scenario(replace(SMALL, kv_cache_groups=(Chunked(12), Full(), Full(), Window(6))), text(14, 4))
+"""Position 14, the first that is decoded, attends to 12 and later in the first group, to all in two, and to 9 and later
+in the last."""
 CUT = scenario(VISION, Request(prompt=(Text(0, 0, 12), Image(0)), max_tokens=3), images=(6,))
 """An image across the end of a chunk of 16: two steps read it."""
-GROUPS = ("full", "window")
 
 
 def shown(result: Result) -> list[tuple[str, str]]:
     return [(violation.oracle, violation.kind) for violation in result.violations]
 
 
-def unwritten(role: str, position: int) -> Callable[[Any, Step], None]:
+def unwritten(group: int, position: int) -> Callable[[Any, Step], None]:
     """Takes what is kept for a position of r0 out of the KV cache, before the second step."""
     from harness.worker.device.runner import POISON
 
@@ -37,28 +37,44 @@ def unwritten(role: str, position: int) -> Callable[[Any, Step], None]:
         if step.index == 0:
             tables.extend(step.new[0].block_ids)
         elif step.index == 1:
-            block = tables[GROUPS.index(role)][position // SMALL.block_size]
-            runner.model.model.memories[role].slots[block, position % SMALL.block_size] = POISON
+            block = tables[group][position // SMALL.block_size]
+            runner.model.model.memories[group].slots[block, position % SMALL.block_size] = POISON
 
     return change
 
 
 @pytest.mark.parametrize(
-    ("role", "position", "wrong"),
-    [("full", 0, True), ("full", 13, True), ("window", 9, True), ("window", 8, False)],
-    ids=["first of the context", "last of the context", "first of the window", "outside the window"],
+    ("group", "position", "wrong"),
+    [
+        (0, 12, True),
+        (0, 11, False),
+        (1, 0, True),
+        (1, 13, True),
+        (2, 0, True),
+        (3, 9, True),
+        (3, 8, False),
+    ],
+    ids=[
+        "first of the chunk",
+        "outside the chunk",
+        "first of the context",
+        "last of the context",
+        "first of the context in a second group",
+        "first of the window",
+        "outside the window",
+    ],
 )
-def test_one_slot_of_the_context(plant: Any, role: str, position: int, wrong: bool) -> None:
-    assert shown(execute(WINDOW, worker=Kind.DEVICE)) == []
-    plant(unwritten(role, position))
-    assert shown(execute(WINDOW, worker=Kind.DEVICE)) == [("O8", "wrong-token")] * wrong
+def test_one_slot_of_the_context(plant: Any, group: int, position: int, wrong: bool) -> None:
+    assert shown(execute(MIXED, worker=Kind.DEVICE)) == []
+    plant(unwritten(group, position))
+    assert shown(execute(MIXED, worker=Kind.DEVICE)) == [("O8", "wrong-token")] * wrong
 
 
 def test_one_slot_of_the_context_in_tandem(plant: Any) -> None:
     """The scheduler has done nothing wrong, so the stub is content: a fault of ours."""
-    plant(unwritten("full", 0))
+    plant(unwritten(1, 0))
     with pytest.raises(Disagreement, match="step 1 "):
-        execute(WINDOW, worker=Kind.TANDEM)
+        execute(MIXED, worker=Kind.TANDEM)
 
 
 def lose(cache: dict[str, torch.Tensor]) -> None:
@@ -78,6 +94,7 @@ def test_an_encoder_output_between_two_chunks(plant: Any, harm: Any, symptom: tu
 
 def test_every_execution_starts_with_poisoned_caches(plant: Any) -> None:
     """In all memories, also of the drafter, and also after another execution."""
+    from harness.worker.device.config import DRAFTER, layer
     from harness.worker.device.runner import POISON
 
     fresh: list[bool] = []
@@ -91,7 +108,7 @@ def test_every_execution_starts_with_poisoned_caches(plant: Any) -> None:
     plant(look)
     for name in ("spec_eagle", "sliding_window", "spec_eagle"):
         execute(LEGAL[name], worker=Kind.DEVICE)
-    assert {name.rpartition(".")[2] for name in memories} == {"full", "window", "drafter"}
+    assert memories == {layer(0), layer(1), layer(DRAFTER)}
     assert len(fresh) >= 6 and all(fresh)
 
 

@@ -27,6 +27,8 @@ MODULES = {
     "BlockPool": "vllm.v1.core.block_pool",
     "SlidingWindowManager": "vllm.v1.core.single_type_kv_cache_manager",
     "StructuredOutputManager": "vllm.v1.structured_output",
+    "MambaManager": "vllm.v1.core.single_type_kv_cache_manager",
+    "ChunkedLocalAttentionManager": "vllm.v1.core.single_type_kv_cache_manager",
 }
 SCHEDULE = "Scheduler.schedule"
 UPDATE = "Scheduler.update_from_output"

@@ -4,6 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from harness.oracles.kv_content import KvContent
+from harness.scenario import Chunked, Window
 from oracles.faults import SCHEDULE, Fault, after, assert_heard, assert_quiet, faults
 from scenarios import SMALL, scenario, text
 
@@ -12,6 +13,9 @@ pytestmark = pytest.mark.usefixtures("vllm")
 HIT = (("kv-read-mismatch", "position taken from the prefix cache"),)
 COMPUTED = (("kv-read-mismatch", "position that the request computed"),)
 WINDOW = scenario(replace(SMALL, sliding_window=6, enable_prefix_caching=False), text(30, 6))
+CHUNKED = scenario(
+    replace(SMALL, kv_cache_groups=(Window(13), Chunked(12)), enable_prefix_caching=False), text(30, 6)
+)
 
 
 def swap_cached_blocks(scheduler, output):
@@ -48,6 +52,20 @@ def too_short_a_window(original, manager, computed):
     return original(manager, computed) + manager.block_size
 
 
+def null_blocks_only(original, *arguments, **named):
+    """Every block of the longest possible hit is outside what the group's layers see, or so it says."""
+    size, pool = named["kv_cache_spec"].block_size, named["block_pool"]
+    count = named["max_length"] // size
+    return ([pool.null_block] * count,) * len(named["kv_cache_group_ids"]), count * size
+
+
+def state_of_the_other(scheduler, output):
+    """r1 is told the block of r0's state as its own."""
+    for new in output.scheduled_new_reqs:
+        if new.req_id == "r1":
+            new.block_ids[1][:] = scheduler.kv_cache_manager.get_block_ids("r0")[1]
+
+
 FAULTS = {
     "cached blocks swapped": Fault(SCHEDULE, after(swap_cached_blocks), "prefix", HIT),
     "another request's block": Fault(SCHEDULE, after(foreign_block), "chunked", COMPUTED),
@@ -55,6 +73,16 @@ FAULTS = {
     "hit on an unwritten block": Fault("BlockPool.get_cached_block", unwritten_hit, "prefix", HIT),
     "window freed too early": Fault(
         "SlidingWindowManager.get_num_skipped_tokens", too_short_a_window, WINDOW, COMPUTED
+    ),
+    "chunk freed too early": Fault(
+        "ChunkedLocalAttentionManager.get_num_skipped_tokens", too_short_a_window, CHUNKED, COMPUTED
+    ),
+    "another request's state": Fault(SCHEDULE, after(state_of_the_other), "groups_mamba", COMPUTED),
+    "window left out of a hit": Fault(
+        "SlidingWindowManager.find_longest_cache_hit", null_blocks_only, "groups", HIT
+    ),
+    "chunk left out of a hit": Fault(
+        "ChunkedLocalAttentionManager.find_longest_cache_hit", null_blocks_only, "groups", HIT
     ),
 }
 

@@ -56,6 +56,7 @@ def step(
     free: tuple[str, ...] = (),
     finished: tuple[str, ...] = (),
     total: int | None = None,
+    zeroed: tuple[int, ...] = (),
 ) -> Step:
     """A step; a plain number of `tokens` is r0's."""
     scheduled = {"r0": tokens} if isinstance(tokens, int) else tokens
@@ -72,6 +73,7 @@ def step(
         freed_encoder=free,
         finished=finished,
         preempted=(),
+        zeroed=zeroed,
     )
 
 

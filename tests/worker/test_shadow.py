@@ -57,6 +57,17 @@ def test_a_missing_entry_is_not_written(memory):
     assert np.flatnonzero(memory.contents).tolist() == [5]
 
 
+def test_zeroed_blocks_hold_nothing(memory):
+    memory.write(0, memory.slots(TABLE, 0, 8), contents(*range(1, 9)))
+    memory.zero([1, 5])
+    assert memory.mismatches(0, memory.slots(TABLE, 0, 8), contents(*range(1, 9))).tolist() == [4, 5, 6, 7]
+
+
+def test_a_state_is_in_the_first_block(memory):
+    assert memory.state(TABLE).tolist() == [12]
+    assert memory.state([]).tolist() == [-1]
+
+
 @pytest.mark.parametrize(
     ("slot", "found"),
     [(-1, "missing block"), (2, "null block"), (9, "unwritten"), (5, "other content")],

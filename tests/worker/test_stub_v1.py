@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from harness.model import EOS, VOCABULARY, wrong_token
-from harness.scenario import Grammar, Speculative
+from harness.scenario import Chunked, Full, Grammar, Mamba, Speculative
 from harness.step import copy_step
 from harness.verdict import HarnessError
 from harness.worker import masks
@@ -20,6 +20,8 @@ R0 = ONE["r0"]
 EAGLE = replace(ENGINE, speculative=Speculative("eagle", 2))
 NGRAM = replace(ENGINE, speculative=Speculative("ngram", 2))
 WINDOW = replace(ENGINE, sliding_window=3)
+CHUNKED = replace(ENGINE, kv_cache_groups=(Chunked(4), Full()))
+MAMBA = replace(ENGINE, kv_cache_groups=(Full(), Mamba()), enable_prefix_caching=False)
 SEEN = references(picture(4, 4), images=(6,))
 """r0: text [0, 4), image [4, 10), text [10, 14)."""
 PICTURE = SEEN["r0"]
@@ -301,7 +303,7 @@ def test_items_that_are_not_the_client_s_are_seen():
     assert breaches(execution) == ["items-changed"]
 
 
-@pytest.mark.parametrize("field", ["new_block_ids_to_zero", "kv_cache_block_copies", "kv_connector_metadata"])
+@pytest.mark.parametrize("field", ["kv_cache_block_copies", "kv_connector_metadata"])
 def test_what_no_worker_models_is_refused_and_not_forgiven(field):
     with pytest.raises(HarnessError, match=field):
         copy_step(SimpleNamespace(**{field: [1]}), 0, 0)
@@ -374,3 +376,76 @@ def test_with_asynchronous_scheduling_drafts_are_told_for_grammars_only(asynchro
         said.append(worker.take_drafts() is not None)
         worker.execute(step(finished=("r0",)))
     assert said == told
+
+
+# -- KV cache groups ---------------------------------------------------------------------------
+
+
+def mismatches(execution):
+    return [
+        (seen.group, seen.position, seen.found)
+        for seen in execution.observations
+        if isinstance(seen, KvMismatch)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("computed", "local", "seen"),
+    [(4, (0, 5), []), (5, (0, 5), [(0, 4, "unwritten")]), (5, (5, 0), [(0, 4, "null block")])],
+    ids=["a chunk begins", "inside a chunk", "its block is null"],
+)
+def test_chunked_local_attention_reads_its_own_chunk_only(computed, local, seen):
+    worker = stub(ONE, CHUNKED)
+    worker.kv.write(1, worker.kv.slots([1, 2], 0, 6), np.array(R0.contents[:6], dtype=np.uint64))
+    assert mismatches(worker.execute(step(new(R0, local, (1, 2), computed=computed), tokens=1))) == seen
+
+
+def test_a_state_goes_from_step_to_step():
+    worker = stub(ONE, MAMBA)
+    for faultless in (
+        step(new(R0, (1, 2), (3,)), tokens=4),
+        step(cached(4), tokens=2),
+        step(cached(6, outputs=1), tokens=1),
+    ):
+        assert worker.execute(faultless).observations == ()
+
+
+@pytest.mark.parametrize(
+    ("state", "computed", "seen"),
+    [
+        ((3,), 0, []),
+        ((3,), 4, []),
+        ((3,), 3, [(1, 2, "other content")]),
+        ((4,), 4, [(1, 3, "unwritten")]),
+        ((0,), 4, [(1, 3, "null block")]),
+        ((1,), 4, [(1, 3, "other content")]),
+        ((), 4, [(1, 3, "missing block")]),
+    ],
+    ids=["anew", "where it stands", "behind it", "none", "the null block", "another group's", "no block"],
+)
+def test_a_state_stands_for_exactly_the_prefix_before_the_step(state, computed, seen):
+    worker = stub(ONE, MAMBA)
+    worker.execute(step(new(R0, (1, 2), (3,)), tokens=4))
+    again = new(R0, (1, 2), state, computed=computed)
+    found = mismatches(worker.execute(step(again, tokens=1, finished=("r0",))))
+    assert [mismatch for mismatch in found if mismatch[0] == 1] == seen
+
+
+def test_a_step_reads_every_state_before_it_writes_one():
+    """Two requests with one state: the second must not find what the first has made of it."""
+    two = references(text(6), text(6, 1))
+    worker = stub(two, MAMBA)
+    rows = [new(two["r0"], (1, 2), (3,)), new(two["r1"], (4, 5), (6,), request="r1")]
+    worker.execute(step(*rows, tokens={"r0": 4, "r1": 4}))
+    worker.batch.requests["r1"].tables[1] = [3]
+    execution = worker.execute(step(cached(4), cached(4, request="r1"), tokens={"r0": 1, "r1": 1}))
+    assert [seen.request for seen in execution.observations if isinstance(seen, KvMismatch)] == ["r1"]
+
+
+def test_a_zeroed_block_is_empty_before_anything_is_read():
+    worker = stub(ONE, MAMBA)
+    worker.execute(step(new(R0, (1, 2), (3,)), tokens=4))
+    assert mismatches(worker.execute(step(cached(4), tokens=1, zeroed=(3, 1)))) == [
+        (1, 3, "unwritten"),
+        (0, 0, "unwritten"),
+    ]

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from harness import compat
+from harness.groups import groups_of, looks_ahead
 from harness.model import VOCABULARY
-from harness.scenario import MAX_MODEL_LEN, Engine
+from harness.scenario import MAX_GROUPS, MAX_MODEL_LEN, Chunked, Engine, Full, Group, Window
 from harness.worker.device.integers import LIMBS
 
 LOADER = "schedfuzz"
@@ -31,7 +32,7 @@ def device_type() -> str:
 
 def architecture(engine: Engine) -> str:
     """Which of our networks an engine needs."""
-    return "Schedfuzz" + "Image" * bool(engine.encoder) + "Window" * bool(engine.sliding_window) + "Target"
+    return "Schedfuzz" + "Image" * bool(engine.encoder) + "Target"
 
 
 @functools.cache
@@ -68,7 +69,7 @@ def _model_config(name: str, engine: Engine, runner: str = "generate") -> Any:
         seed=0,
         runner=runner,
     )
-    config.hf_config.schedfuzz_window = engine.sliding_window
+    config.hf_config.schedfuzz_groups = groups_of(engine)
     return config
 
 
@@ -125,15 +126,24 @@ def _speculative_config(engine: Engine, config: Any) -> Any:
     )
 
 
-def layer(role: str) -> str:
+DRAFTER = MAX_GROUPS
+"""The number of the drafter's memory; those of the target have the number of their group."""
+
+
+def layer(number: int) -> str:
     """The name of a memory; the number in it is what vLLM orders caches by."""
-    return f"model.layers.{('full', 'window', 'drafter').index(role)}.{role}"
+    return f"model.layers.{number}.memory"
 
 
-def spec_of(config: Any, role: str) -> Any:
+def groups_in(config: Any) -> tuple[Group, ...]:
+    """The groups that the model of a VllmConfig was made for."""
+    return tuple(config.model_config.hf_config.schedfuzz_groups)
+
+
+def spec_of(config: Any, group: Group) -> Any:
     """The KV cache spec of a memory: pages for one head of `LIMBS` floats, key and value."""
     import torch
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
+    from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, FullAttentionSpec, SlidingWindowSpec
 
     common = {
         "block_size": config.cache_config.block_size,
@@ -141,28 +151,29 @@ def spec_of(config: Any, role: str) -> Any:
         "head_size": LIMBS,
         "dtype": torch.float32,
     }
-    if role == "window":
-        window = config.model_config.hf_config.schedfuzz_window
-        return compat.construct(SlidingWindowSpec, sliding_window=window, **common)
+    if isinstance(group, Window):
+        return compat.construct(SlidingWindowSpec, sliding_window=group.size, **common)
+    if isinstance(group, Chunked):
+        return compat.construct(ChunkedLocalAttentionSpec, attention_chunk_size=group.size, **common)
     return compat.construct(FullAttentionSpec, **common)
 
 
 def kv_cache_config(engine: Engine, config: Any) -> Any:
-    """The groups of `harness.build.kv_cache_config`, with layers and memory: as in vLLM's own grouping, the i-th
-    layers of all groups share one tensor, since a block belongs to one group at a time.
+    """The groups of `harness.kv_groups`, one layer each and the drafter's, and memory: as in vLLM's own grouping, the
+    i-th layers of all groups share one tensor, since a block belongs to one group at a time.
     """
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
 
-    drafts = bool(engine.speculative and engine.speculative.method != "ngram")
-    groups = {"full": [layer("full")] + [layer("drafter")] * drafts}
-    if engine.sliding_window:
-        groups["window"] = [layer("window")]
-    page = spec_of(config, "full").page_size_bytes
+    groups = groups_of(engine)
+    names = [[layer(number)] for number in range(len(groups))]
+    if looks_ahead(engine):
+        names[max(at for at, group in enumerate(groups) if isinstance(group, Full))].append(layer(DRAFTER))
+    page = spec_of(config, Full()).page_size_bytes
     return KVCacheConfig(
         num_blocks=engine.num_gpu_blocks,
-        kv_cache_tensors=compat.kv_cache_tensors(list(groups.values()), page, engine.num_gpu_blocks),
+        kv_cache_tensors=compat.kv_cache_tensors(names, page, engine.num_gpu_blocks),
         kv_cache_groups=[
-            KVCacheGroupSpec(layer_names=names, kv_cache_spec=spec_of(config, role))
-            for role, names in groups.items()
+            KVCacheGroupSpec(layer_names=layers, kv_cache_spec=spec_of(config, group))
+            for layers, group in zip(names, groups, strict=True)
         ],
     )

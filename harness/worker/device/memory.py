@@ -16,6 +16,7 @@ from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 
 from harness import compat
+from harness.scenario import Chunked, Group, Window
 from harness.worker.device.config import layer, spec_of
 from harness.worker.device.integers import LIMBS, from_limbs, to_limbs
 
@@ -88,13 +89,13 @@ class Backend(AttentionBackend):  # type: ignore[misc, valid-type]
 
 
 class Memory(nn.Module, AttentionLayerBase):  # type: ignore[misc]
-    """One layer's KV cache. Roles `full` and `drafter` see the whole context, `window` a part of it."""
+    """One layer's KV cache, of a group's kind."""
 
-    def __init__(self, vllm_config: Any, role: str) -> None:
+    def __init__(self, vllm_config: Any, number: int, group: Group) -> None:
         super().__init__()
-        self.layer_name = layer(role)
-        self.spec = spec_of(vllm_config, role)
-        self.window: int | None = getattr(self.spec, "sliding_window", None)
+        self.layer_name = layer(number)
+        self.group = group
+        self.spec = spec_of(vllm_config, group)
         self.kv_cache: Any = torch.tensor([])
         vllm_config.compilation_config.static_forward_context[self.layer_name] = self
 
@@ -103,6 +104,14 @@ class Memory(nn.Module, AttentionLayerBase):  # type: ignore[misc]
 
     def get_kv_cache_spec(self, vllm_config: Any) -> Any:
         return self.spec
+
+    def attended_from(self, position: torch.Tensor) -> torch.Tensor:
+        """`harness.groups.attended_from`, element by element: what an attention kernel masks by."""
+        if isinstance(self.group, Window):
+            return (position - self.group.size + 1).clamp(min=0)
+        if isinstance(self.group, Chunked):
+            return position // self.group.size * self.group.size
+        return torch.zeros_like(position)
 
     @property
     def slots(self) -> torch.Tensor:

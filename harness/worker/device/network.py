@@ -16,7 +16,8 @@ from torch import nn
 from vllm.model_executor.models.interfaces import SupportsMultiModal
 
 from harness.model import FIRST, PLACEHOLDER, SEED, VOCABULARY
-from harness.worker.device import integers
+from harness.scenario import Full, Group
+from harness.worker.device import config, integers
 from harness.worker.device.config import WIDTH
 from harness.worker.device.features import FIELD
 from harness.worker.device.memory import Memory
@@ -77,21 +78,24 @@ class Body(nn.Module):  # type: ignore[misc]
     share.
     """
 
-    def __init__(self, vllm_config: Any, roles: tuple[str, ...]) -> None:
+    def __init__(self, vllm_config: Any, groups: Mapping[int, Group]) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(VOCABULARY, WIDTH)
         self.embed_tokens.weight.requires_grad_(False).zero_()[:, 0] = torch.arange(VOCABULARY)
-        self.memories = nn.ModuleDict({role: Memory(vllm_config, role) for role in roles})
+        self.memories = nn.ModuleList(Memory(vllm_config, *numbered) for numbered in groups.items())
 
 
 class _Network(nn.Module):  # type: ignore[misc]
-    roles: ClassVar[tuple[str, ...]]
-
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         super().__init__()
         self.config = vllm_config.model_config.hf_config
         self.config.image_token_index = PLACEHOLDER
-        self.model = Body(vllm_config, self.roles)
+        self.model = Body(vllm_config, self.groups(vllm_config))
+
+    @staticmethod
+    def groups(vllm_config: Any) -> Mapping[int, Group]:
+        """The group of each memory, by the memory's number."""
+        return dict(enumerate(config.groups_in(vllm_config)))
 
     def embed_input_ids(
         self, input_ids: Any, multimodal_embeddings: Any = None, is_multimodal: Any = None, **_: Any
@@ -121,11 +125,9 @@ class _Network(nn.Module):  # type: ignore[misc]
 
 
 class Target(_Network):
-    """The reference model. A full-attention memory gives the fingerprint; a window memory, which holds the same
-    keys over fewer positions, must agree with it, else the fingerprint is scrambled.
+    """The reference model. The first full-attention memory gives the fingerprint; all others, which hold the same
+    keys over as many positions or fewer, must agree with it, else the fingerprint is scrambled.
     """
-
-    roles: ClassVar[tuple[str, ...]] = ("full",)
 
     def forward(
         self,
@@ -137,28 +139,23 @@ class Target(_Network):
     ) -> torch.Tensor:
         """vLLM's hook. [tokens, WIDTH]; padding rows hold nothing of use."""
         keys = self._keys(input_ids, inputs_embeds, positions)
-        memory: Any = self.model.memories
-        found = memory["full"](keys)
+        memories: Any = list(self.model.memories)
+        whole = memories.pop(next(at for at, memory in enumerate(memories) if memory.group == Full()))
+        found = whole(keys)
         if found is None:
             return _hidden(keys)
         sums, row, position = found
-        fingerprints = sums[row, position + 1]
-        if "window" in memory:
-            first = (position + 1 - memory["window"].window).clamp(min=0)
-            seen, _, _ = memory["window"](keys)
-            difference = (seen[row, position + 1] - seen[row, first]) - (fingerprints - sums[row, first])
-            fingerprints = fingerprints + difference * _SCRAMBLE
+        fingerprints = true = sums[row, position + 1]
+        for number, memory in enumerate(memories):
+            first = memory.attended_from(position)
+            seen, _, _ = memory(keys)
+            difference = (seen[row, position + 1] - seen[row, first]) - (true - sums[row, first])
+            fingerprints = fingerprints + difference * (_SCRAMBLE + 2 * number)
         return _hidden(nn.functional.pad(fingerprints, (0, len(keys) - len(fingerprints))))
 
     def compute_logits(self, hidden_states: torch.Tensor, *_: Any) -> torch.Tensor:
         """vLLM's hook: all weight on one token."""
         return _logits(TABLES.next_tokens(_fingerprints(hidden_states)))
-
-
-class WindowTarget(Target):
-    """With a sliding-window layer beside the full one."""
-
-    roles = ("full", "window")
 
 
 class _MultiModal(SupportsMultiModal):  # type: ignore[misc]
@@ -180,10 +177,6 @@ class ImageTarget(Target, _MultiModal):
     """Accepts images."""
 
 
-class ImageWindowTarget(WindowTarget, _MultiModal):
-    """Accepts images, with a sliding window."""
-
-
 class Drafter(_Network):
     """EAGLE: from the target's hidden state at a position and the token after it to the token after that.
 
@@ -191,10 +184,14 @@ class Drafter(_Network):
     (ledger 41838) concern acceptance, never outputs.
     """
 
-    roles = ("drafter",)
     has_own_embed_tokens = has_own_lm_head = True
     supports_multimodal_embeddings = True
     returns_pair: ClassVar[bool] = True
+
+    @staticmethod
+    def groups(vllm_config: Any) -> Mapping[int, Group]:
+        """One memory of its own, with full attention."""
+        return {config.DRAFTER: Full()}
 
     def forward(
         self,
@@ -206,8 +203,7 @@ class Drafter(_Network):
     ) -> Any:
         """vLLM's hook. Hidden states to draw tokens from, and those for the next draft step: the same here."""
         keys = self._keys(input_ids, inputs_embeds, positions + 1)
-        memory: Any = self.model.memories
-        memory["drafter"](keys)
+        self.model.memories[0](keys)
         hidden = _hidden(_fingerprints(hidden_states) + keys)
         return (hidden, hidden) if self.returns_pair else hidden
 
@@ -222,5 +218,5 @@ class MtpDrafter(Drafter):
     returns_pair = False
 
 
-NETWORKS = (Target, WindowTarget, ImageTarget, ImageWindowTarget, Drafter, MtpDrafter)
+NETWORKS = (Target, ImageTarget, Drafter, MtpDrafter)
 """All of them, registered as `Schedfuzz` and the class's name."""

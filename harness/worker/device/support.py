@@ -2,5 +2,17 @@
 
 from collections.abc import Mapping
 
+from harness.groups import groups_of, has_mamba
+from harness.scenario import Full, Scenario
+
 UNSUPPORTED: Mapping[str, str] = {}
 """Features (by the names of fuzz.generate and harness.features) that the device's side does not support: the reason."""
+
+
+def cannot_run(scenario: Scenario) -> str | None:
+    """Why the device worker cannot run a scenario, or None. `UNSUPPORTED` speaks of whole features, this of uses."""
+    if Full() not in groups_of(scenario.engine):
+        return "no layer of the device's network sees the whole prefix, so that it could not tell what follows it"
+    if has_mamba(scenario.engine):
+        return "the device's network has no Mamba layer"
+    return None

@@ -1,0 +1,79 @@
+"""KV cache groups: which of them an engine has, and what of its context a query attends to in each. Pure.
+
+An entry of `Engine.kv_cache_groups` is one group as vLLM's grouping makes them: layers of one kind that share a block
+table. Groups of equal kind are groups of their own, as in a model with several times as many layers of one kind as of
+another.
+"""
+
+from harness.scenario import Chunked, Engine, Full, Group, Mamba, Window
+
+
+def groups_of(engine: Engine) -> tuple[Group, ...]:
+    """The groups of an engine, in vLLM's order, whichever way they are spelled."""
+    if engine.kv_cache_groups:
+        return engine.kv_cache_groups
+    return (Full(), Window(engine.sliding_window)) if engine.sliding_window else (Full(),)
+
+
+def tokens_per_block(group: Group, engine: Engine) -> int:
+    """The group's block size: a state that is never cached has room for a whole sequence."""
+    return engine.max_model_len if isinstance(group, Mamba) else engine.block_size
+
+
+def attended_from(group: Group, position: int) -> int:
+    """First position that a query at `position` attends to; everything from there on must be in the group's blocks.
+
+    A Mamba layer attends to its state alone, which stands for all positions before.
+    """
+    if isinstance(group, Window):
+        return max(0, position - group.size + 1)
+    if isinstance(group, Chunked):
+        return position // group.size * group.size
+    return 0
+
+
+def looks_ahead(engine: Engine) -> bool:
+    """Whether the drafter is a model, with a layer and a look-ahead of its own."""
+    return engine.speculative is not None and engine.speculative.method != "ngram"
+
+
+def canonical_groups(engine: Engine) -> tuple[int, tuple[Group, ...]]:
+    """(`sliding_window`, `kv_cache_groups`) of the nearest legal engine, in the one spelling that its groups have.
+
+    vLLM's rules: chunked local attention next to a drafter with a model is kept as full attention (the hybrid manager
+    is off), a chunk is a whole number of blocks (`make_local_attention_virtual_batches`), and grouping puts layers of
+    one kind in as many groups as that kind has more layers than the rarest. The drafter's layer has full attention.
+    Ours: Mamba stands beside attention, since a model without any has other block sizes.
+    """
+    if not engine.kv_cache_groups:
+        return min(engine.sliding_window, engine.max_model_len), ()
+    drafts = looks_ahead(engine)
+    groups = [_fitted(group, engine) for group in engine.kv_cache_groups]
+    if drafts:
+        groups = [group for group in groups if not isinstance(group, Chunked)]
+        groups += [Full()] * (Full() not in groups)
+    if all(isinstance(group, Mamba) for group in groups):
+        groups.append(Full())
+    kinds = list(dict.fromkeys(groups))
+    counts = {kind: groups.count(kind) for kind in kinds}
+    if 1 not in counts.values():
+        counts[kinds[0]] = 1
+    found = tuple(kind for kind in kinds for _ in range(counts[kind]))
+    if found == (Full(),):
+        return 0, ()
+    if len(found) == 2 and found[0] == Full() and isinstance(found[1], Window):
+        return found[1].size, ()
+    return 0, found
+
+
+def has_mamba(engine: Engine) -> bool:
+    """Whether some group keeps a state."""
+    return Mamba() in engine.kv_cache_groups
+
+
+def _fitted(group: Group, engine: Engine) -> Group:
+    if isinstance(group, Window):
+        return Window(min(group.size, engine.max_model_len))
+    if isinstance(group, Chunked):
+        return Chunked(-(-group.size // engine.block_size) * engine.block_size)
+    return group

@@ -1,0 +1,91 @@
+"""KV cache groups: one spelling for one meaning, and what a query attends to."""
+
+import pytest
+from msgspec.structs import replace
+
+from harness.codec import ScenarioError, decode, encode
+from harness.groups import attended_from, groups_of
+from harness.repair import blocks_needed, repair
+from harness.scenario import Chunked, Engine, Full, Mamba, Scenario, Speculative, Window
+
+EAGLE = Speculative("eagle", 1)
+
+
+def repaired(*groups, **engine):
+    found = repair(Scenario(1, Engine(kv_cache_groups=groups, block_size=4, **engine))).engine
+    return found.sliding_window or found.kv_cache_groups
+
+
+@pytest.mark.parametrize(
+    ("groups", "engine", "spelling"),
+    [
+        ((Full(),), {}, ()),
+        ((Full(), Window(6)), {}, 6),
+        ((Window(6), Full()), {}, (Window(6), Full())),
+        ((Window(6),), {}, (Window(6),)),
+        ((Window(6), Window(6)), {}, (Window(6),)),
+        ((Full(), Window(6), Full(), Window(6)), {}, (Full(), Window(6), Window(6))),
+        ((Window(6), Full(), Window(6)), {}, (Window(6), Window(6), Full())),
+        ((Full(), Window(500)), {"max_model_len": 32}, 32),
+        ((Chunked(5),), {}, (Chunked(8),)),
+        ((Full(), Chunked(8)), {"speculative": Speculative("ngram", 1)}, (Full(), Chunked(8))),
+        ((Full(), Chunked(8)), {"speculative": EAGLE}, ()),
+        ((Chunked(8), Window(6)), {"speculative": EAGLE}, (Window(6), Full())),
+        ((Full(), Window(6)), {"sliding_window": 3}, 6),
+        ((Mamba(),), {}, (Mamba(), Full())),
+        ((Mamba(), Full(), Mamba()), {}, (Mamba(), Mamba(), Full())),
+        ((Full(), Window(6), Window(7)), {"sliding_window": 3}, (Full(), Window(6), Window(7))),
+    ],
+)
+def test_one_spelling_for_one_meaning(groups, engine, spelling):
+    assert repaired(*groups, **engine) == spelling
+
+
+def test_a_file_says_groups_in_one_line():
+    engine = Engine(kv_cache_groups=(Window(6), Full(), Chunked(16)))
+    scenario = repair(Scenario(1, engine))
+    assert b'"kv_cache_groups": [["window", 6], ["full"], ["chunked", 16]]' in encode(scenario)
+    assert decode(encode(scenario)) == scenario
+
+
+def test_the_other_spelling_is_refused():
+    with pytest.raises(ScenarioError, match=r"^\$\.engine"):
+        decode(b'{"format": 1, "engine": {"kv_cache_groups": [["full"], ["window", 6]]}}')
+
+
+def test_a_group_of_layers_holds_as_many_blocks_as_any_other():
+    engine = Engine(max_model_len=32, block_size=4)
+    assert [
+        blocks_needed(replace(engine, **groups))
+        for groups in (
+            {},
+            {"sliding_window": 5},
+            {"kv_cache_groups": (Full(), Window(5), Chunked(8), Mamba())},
+        )
+    ] == [1 + 8, 1 + 16, 1 + 24 + 1]
+
+
+def test_a_state_does_without_prefix_caching_and_drafts():
+    engine = repair(Scenario(1, Engine(kv_cache_groups=(Full(), Mamba()), speculative=EAGLE))).engine
+    assert (engine.enable_prefix_caching, engine.speculative) == (False, None)
+
+
+@pytest.mark.parametrize(
+    ("group", "attends"),
+    [
+        (Full(), lambda query, position: True),
+        (Window(5), lambda query, position: query - position < 5),
+        (Chunked(8), lambda query, position: query // 8 == position // 8),
+    ],
+)
+def test_what_a_query_attends_to(group, attends):
+    """Against the masks as one would write them down."""
+    for query in range(30):
+        seen = [position for position in range(query + 1) if attends(query, position)]
+        assert seen == list(range(attended_from(group, query), query + 1))
+
+
+def test_both_spellings_name_groups():
+    assert groups_of(Engine()) == (Full(),)
+    assert groups_of(Engine(sliding_window=6)) == (Full(), Window(6))
+    assert groups_of(Engine(kv_cache_groups=(Chunked(16),))) == (Chunked(16),)
