@@ -604,25 +604,33 @@ def of_stub(monkeypatch: pytest.MonkeyPatch, name: str) -> tuple[str, int]:
     """Heard by no oracle that could end the execution before the stub has seen the step."""
     from harness.worker.stub import StubWorker
 
-    said: list[tuple[str, int]] = []
-    run = StubWorker.execute_model
+    seen: dict[int, list[str]] = {}
 
-    def execute_model(self: Any, step: Any, scheduler_output: Any) -> Any:
-        try:
-            observations = run(self, step, scheduler_output)
-        except RunnerFailure:
-            said.append((", ".join(map(words, self.observations)) + "; raises", step.index))
-            raise
-        if observations:
-            said.append((", ".join(dict.fromkeys(map(words, observations))), step.index))
-        return observations
+    def told(call: str) -> None:
+        original = getattr(StubWorker, call)
 
-    monkeypatch.setattr(StubWorker, "execute_model", execute_model)
+        def tell(self: Any, step: Any, argument: Any) -> Any:
+            heard = seen.setdefault(step.index, [])
+            try:
+                result = original(self, step, argument)
+            except RunnerFailure:
+                heard += [*map(words, self.observations), "; raises"]
+                raise
+            heard += map(words, self.observations)
+            return result
+
+        monkeypatch.setattr(StubWorker, call, tell)
+
+    told("execute_model")
+    told("sample_tokens")
     try:
         execute(SCENARIOS[name], VISIBLE)
     except HarnessError as error:
         assert "the stub failed and no oracle spoke" in str(error)
-    return said[0] if said else SILENT
+    for step, heard in seen.items():
+        if heard:
+            return ", ".join(dict.fromkeys(heard)).replace(", ; ", "; "), step
+    return SILENT
 
 
 def of_schedfuzz(_: pytest.MonkeyPatch, name: str) -> str:
