@@ -50,7 +50,12 @@ def delivered(world: World, flight: Flight, outputs: Sequence[Any]) -> Delivered
     return Delivered(
         iteration=world.iteration,
         step=flight.step.index,
-        sampled=tuple((request, tuple(tokens)) for request, tokens in flight.sampled.items()),
+        # In the scheduler's order: rows of a batch have another, which is the runner's own affair.
+        sampled=tuple(
+            (request, tuple(flight.sampled[request]))
+            for request in dict.fromkeys([*flight.step.scheduled, *flight.sampled])
+            if request in flight.sampled
+        ),
         outputs=tuple((output.request_id, tuple(output.new_token_ids)) for output in outputs),
         ended=tuple(
             (output.request_id, str(output.finish_reason))
