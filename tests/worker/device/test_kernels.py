@@ -18,7 +18,7 @@ CHILD = Path(__file__).with_name("interpreted.py")
 V2 = ("chunked", "sliding_window", "spec_eagle", "spec_preemption", "mm_spec_async")
 """Scenarios that make the V2 runner launch every kernel that has a stand-in, but the one for grammars."""
 MASKED = "grammar_spec_async"
-"""Launches that one, which Triton's interpreter can run up to 0.24 (then: "mask has unsupported dtype")."""
+"""Launches that one, which Triton's interpreter runs in 0.24, and in 0.33 refuses ("mask has unsupported dtype")."""
 
 
 @pytest.mark.parametrize(
