@@ -14,6 +14,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
+from harness.features import uses_v2_ngram
 from harness.groups import canonical_groups, groups_of
 from harness.repair import blocks_needed, repair
 from harness.scenario import (
@@ -136,6 +137,7 @@ def _engine(rng: Random, weights: Weights, block_size: BlockSize, images: tuple[
         speculative=Speculative(rng.choice(_METHODS), rng.choice(_DRAFTS)) if "spec" in weights else None,
         encoder=_encoder(rng, images) if "mm" in weights else None,
         interleaving="free" if _chance(rng, weights, "free") else "engine",
+        model_runner="v2" if "v2_runner" in weights else "v1",
     )
     window, groups = canonical_groups(engine)  # a pool is tight for what is left of the groups
     engine = replace(engine, sliding_window=window, kv_cache_groups=groups)
@@ -329,6 +331,10 @@ _OFF: dict[str, Callable[[Scenario], Scenario]] = {
     "groups": _engine_field(kv_cache_groups=()),
     "sliding_window": _engine_field(sliding_window=0),
     "free": _engine_field(interleaving="engine"),
+    "v2_runner": _engine_field(model_runner="v1"),
+    "v2_ngram": lambda scenario: (
+        _engine_field(model_runner="v1")(scenario) if uses_v2_ngram(scenario) else scenario
+    ),
     "stop": _without_stops,
     "grammar": _without_grammars,
     # These three read what the others leave: lengths, then the budget that a length asks for, then blocks for both.

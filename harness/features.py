@@ -8,8 +8,17 @@ from collections.abc import Callable, Mapping
 
 from harness.scenario import Scenario
 
+
+def uses_v2_ngram(scenario: Scenario) -> bool:
+    """An n-gram search on the V2 model runner."""
+    speculative = scenario.engine.speculative
+    return scenario.engine.model_runner == "v2" and speculative is not None and speculative.method == "ngram"
+
+
 OPTIONAL: Mapping[str, Callable[[Scenario], bool]] = {
     "groups": lambda scenario: bool(scenario.engine.kv_cache_groups),
+    "v2_runner": lambda scenario: scenario.engine.model_runner == "v2",
+    "v2_ngram": uses_v2_ngram,
 }
 """By the name under which `fuzz.generate` knows the feature."""
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from fuzz.generate import FEATURES, chunk_length, generate, interesting_lengths, parse_features, restrict
 from harness.codec import decode, encode, validate
+from harness.features import uses_v2_ngram
 from harness.repair import blocks_needed, repair
 from harness.scenario import Abort, Arrive, Image, Request, Scenario, part_length, prompt_length
 
@@ -39,6 +40,8 @@ def uses(scenario: Scenario, feature: str) -> bool:
         "sliding_window": engine.sliding_window > 0,
         "groups": bool(engine.kv_cache_groups),
         "free": engine.interleaving == "free",
+        "v2_runner": engine.model_runner == "v2",
+        "v2_ngram": uses_v2_ngram(scenario),
         "stop": any(r.ignore_eos or r.eos_at is not None or r.stop_at is not None for r in requests),
         "grammar": any(r.grammar for r in requests),
         "max_model_len": any(end >= engine.max_model_len for end in ends),
@@ -188,7 +191,8 @@ def test_images_are_often_shared_and_seldom_all_fit() -> None:
 @pytest.mark.parametrize("feature", [feature for feature in FEATURES if feature != "text"])
 def test_every_feature_alone_and_among_all_is_used(feature: str) -> None:
     """On in 60% of scenarios, with weights of a quarter at least: 5% is far below what any feature should reach."""
-    assert share(300, frozenset({feature, "chunked_prefill"}), lambda s: uses(s, feature)) >= 0.05
+    others = {"v2_ngram": {"v2_runner", "spec"}}.get(feature, {"chunked_prefill"})
+    assert share(300, frozenset({feature, *others}), lambda s: uses(s, feature)) >= 0.05
     assert share(300, ALL, lambda s: uses(s, feature)) >= 0.05
 
 
