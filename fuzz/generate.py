@@ -15,7 +15,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from harness.features import uses_v2_ngram
-from harness.groups import canonical_groups, groups_of
+from harness.groups import canonical_groups, groups_of, has_mamba, is_hybrid
 from harness.repair import blocks_needed, repair
 from harness.scenario import (
     MAX_MODEL_LEN,
@@ -133,7 +133,7 @@ def _engine(rng: Random, weights: Weights, block_size: BlockSize, images: tuple[
         policy="priority" if "priority" in weights else "fcfs",
         async_scheduling="async" in weights,
         sliding_window=_near(rng, 2, block_size, 2 * block_size) if "sliding_window" in weights else 0,
-        kv_cache_groups=_groups(rng, block_size) if "groups" in weights else (),
+        kv_cache_groups=_groups(rng, weights, block_size),
         speculative=Speculative(rng.choice(_METHODS), rng.choice(_DRAFTS)) if "spec" in weights else None,
         encoder=_encoder(rng, images) if "mm" in weights else None,
         interleaving="free" if _chance(rng, weights, "free") else "engine",
@@ -149,12 +149,17 @@ def _engine(rng: Random, weights: Weights, block_size: BlockSize, images: tuple[
     return repair(Scenario(format=1, engine=engine, images=images, requests=shown)).engine
 
 
-def _groups(rng: Random, block_size: int) -> tuple[Group, ...]:
+def _groups(rng: Random, weights: Weights, block_size: int) -> tuple[Group, ...]:
     """Mostly with full attention, mostly of different kinds, in any order."""
+    if "groups" not in weights:
+        hybrid = _chance(rng, weights, "mamba_cache")
+        return (
+            rng.choice(((Full(), Mamba()), (Full(), Mamba(), Mamba()), (Mamba(), Full()))) if hybrid else ()
+        )
     groups = [new_group(rng, block_size) for _ in range(rng.choice((1, 2, 2, 3, 3, 4)))]
     if rng.random() < 0.75:
         groups.insert(rng.choice((0, 0, len(groups))), Full())
-    if rng.random() < 0.15:  # it does without prefix caching and drafts
+    if rng.random() < max(0.15, weights.get("mamba_cache", 0.0)):
         groups.insert(rng.randint(0, len(groups)), Mamba())
     return tuple(groups)
 
@@ -320,6 +325,21 @@ def _without_grammars(scenario: Scenario) -> Scenario:
     return replace(scenario, requests=tuple(replace(r, grammar=None) for r in scenario.requests))
 
 
+def _without_cached_states(scenario: Scenario) -> Scenario:
+    engine = scenario.engine
+    if is_hybrid(engine):
+        return _engine_field(kv_cache_groups=())(scenario)
+    return _engine_field(enable_prefix_caching=False)(scenario) if has_mamba(engine) else scenario
+
+
+def _without_chunks(scenario: Scenario) -> Scenario:
+    """States are cached at the ends of chunks: vLLM refuses the one without the other."""
+    engine = replace(scenario.engine, enable_chunked_prefill=False, long_prefill_token_threshold=0)
+    if has_mamba(engine):
+        engine = replace(engine, enable_prefix_caching=False)
+    return replace(scenario, engine=engine)
+
+
 _OFF: dict[str, Callable[[Scenario], Scenario]] = {
     "long_prefill": _engine_field(long_prefill_token_threshold=0),
     "prefix_cache": _engine_field(enable_prefix_caching=False),
@@ -328,8 +348,11 @@ _OFF: dict[str, Callable[[Scenario], Scenario]] = {
     "async": _engine_field(async_scheduling=False),
     "spec": _engine_field(speculative=None),
     "mm": _without_images,
-    "groups": _engine_field(kv_cache_groups=()),
+    "groups": lambda scenario: (
+        scenario if is_hybrid(scenario.engine) else _engine_field(kv_cache_groups=())(scenario)
+    ),
     "sliding_window": _engine_field(sliding_window=0),
+    "mamba_cache": _without_cached_states,
     "free": _engine_field(interleaving="engine"),
     "v2_runner": _engine_field(model_runner="v1"),
     "v2_ngram": lambda scenario: (
@@ -339,7 +362,7 @@ _OFF: dict[str, Callable[[Scenario], Scenario]] = {
     "grammar": _without_grammars,
     # These three read what the others leave: lengths, then the budget that a length asks for, then blocks for both.
     "max_model_len": _within_model_len,
-    "chunked_prefill": _engine_field(enable_chunked_prefill=False, long_prefill_token_threshold=0),
+    "chunked_prefill": _without_chunks,
     "preemption": lambda scenario: replace(scenario, engine=_without_pressure(scenario.engine)),
 }
 """Turning a feature off is one edit; what follows from it (acceptance without drafts, ...) is repair's."""

@@ -24,6 +24,10 @@ _PRESENT: Mapping[str, tuple[Callable[[], bool], str]] = {
         lambda: _any_mixture_of_groups(),
         "its HybridKVCacheCoordinator takes full attention and one other kind only",
     ),
+    "mamba_cache": (
+        lambda: optional("vllm.v1.worker.mamba_utils", "preprocess_mamba") is not None,
+        'its Mamba states cannot be cached at the ends of blocks (mamba_cache_mode="align")',
+    ),
     "v2_runner": (
         lambda: _has_v2_runner(),
         "its V2 model runner, if it has one, does not run on a CPU, so that no stub of it was ever proven",
@@ -153,6 +157,7 @@ def runner_traits() -> Traits:
         drafts_without_room=_drafts_without_room(),
         counts_are_optimistic="optimistic_num_accepted" in ast.unparse(_runner_function("_update_states")),
         placeholders_are_clamped="clamp_(min=0)" in ast.unparse(_runner_function("_preprocess")),
+        resumed_states_are_forgotten=_resumed_states_are_forgotten(),
         masks_are_strided=_masks_are_strided(),
     )
 
@@ -176,6 +181,12 @@ def _falls_back(gather: ast.FunctionDef) -> bool:
         isinstance(node, ast.Assert) and "Encoder cache miss" in ast.unparse(node)
         for node in ast.walk(gather)
     )
+
+
+def _resumed_states_are_forgotten() -> bool:
+    """True also where states are not cached, so that it does not matter."""
+    source = _worker_source("mamba_utils.py")
+    return not source.is_file() or "resumed_req_ids" in source.read_text(encoding="utf-8")
 
 
 def _masks_are_strided() -> bool:

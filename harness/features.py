@@ -6,6 +6,7 @@ rejected, with the reason; generators leave it out.
 
 from collections.abc import Callable, Mapping
 
+from harness.groups import is_hybrid, states_are_cached
 from harness.scenario import Scenario
 
 
@@ -16,7 +17,8 @@ def uses_v2_ngram(scenario: Scenario) -> bool:
 
 
 OPTIONAL: Mapping[str, Callable[[Scenario], bool]] = {
-    "groups": lambda scenario: bool(scenario.engine.kv_cache_groups),
+    "groups": lambda scenario: bool(scenario.engine.kv_cache_groups) and not is_hybrid(scenario.engine),
+    "mamba_cache": lambda scenario: states_are_cached(scenario.engine),
     "v2_runner": lambda scenario: scenario.engine.model_runner == "v2",
     "v2_ngram": uses_v2_ngram,
 }
