@@ -10,6 +10,7 @@ attribute that its loop reads is set as the constructor of 0.19-0.33 sets it.
 import copy
 import functools
 import queue
+import types
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -67,6 +68,7 @@ class ModelStandIn:
     skip_tokenizer_init = True
     architectures = ("StandIn",)
     model = served_model_name = "stand-in"
+    hf_config = types.SimpleNamespace(model_type="stand-in")
 
     def __init__(self, max_model_len: int) -> None:
         self.max_model_len = max_model_len
