@@ -141,6 +141,7 @@ def runner_traits() -> Traits:
     return Traits(
         drafter_falls_back=_drafter_falls_back(),
         drafts_without_room=_drafts_without_room(),
+        drops_drafts="self._draft_token_ids is None" in ast.unparse(_runner_function("_update_states")),
         counts_are_optimistic="optimistic_num_accepted" in ast.unparse(_runner_function("_update_states")),
         placeholders_are_clamped="clamp_(min=0)" in ast.unparse(_runner_function("_preprocess")),
         masks_are_strided=_masks_are_strided(),
