@@ -17,10 +17,23 @@ from typing import Any, Literal
 from harness.verdict import HarnessError
 from harness.worker.traits import Traits
 
+
+def _engine_core_has(name: str) -> bool:
+    return hasattr(optional("vllm.v1.engine.core", "EngineCore"), name)
+
+
 _PRESENT: Mapping[str, tuple[Callable[[], bool], str]] = {
     "groups": (
         lambda: _any_mixture_of_groups(),
         "its HybridKVCacheCoordinator takes full attention and one other kind only",
+    ),
+    "pause": (
+        lambda: hasattr(optional("vllm.v1.core.sched.scheduler", "Scheduler"), "set_pause_state"),
+        "Scheduler.set_pause_state (from 0.17)",
+    ),
+    "encoder_reset": (
+        lambda: _engine_core_has("reset_encoder_cache"),
+        "EngineCore.reset_encoder_cache (from 0.16)",
     ),
 }
 """Optional features (harness.features) by name: whether the loaded vLLM has it, and what it must have for that."""

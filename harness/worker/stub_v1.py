@@ -119,6 +119,10 @@ class StubV1:
             self._propose(step, starts, sampled, fits=longest + self.num_spec <= self.engine.max_model_len)
         return sampled
 
+    def reset_encoder_cache(self) -> None:
+        """GPUModelRunner.reset_encoder_cache; what was encoded has gone as if it had been evicted."""
+        self.encoder_cache.clear()
+
     # -- encoder ------------------------------------------------------------------------------------------------
 
     def _run_encoder(self, step: Step) -> None:
@@ -170,6 +174,7 @@ class StubV1:
     def _write(self, request: str, start: int, tokens: list[int]) -> None:
         cached = self.batch.requests[request]
         contents = np.array(self._contents(cached.reference, start, tokens), dtype=np.uint64)
+        contents ^= np.uint64(cached.reference.salt)
         for group, (table, kind) in enumerate(zip(cached.tables, self.groups, strict=True)):
             if isinstance(kind, Mamba):
                 slots, written = self.kv.state(table), contents[-1:]
@@ -208,6 +213,7 @@ class StubV1:
                 continue
             slots = self.kv.state(table) if states else self.kv.slots(table, first, start)
             expected = np.array(cached.reference.contents[first:start], dtype=np.uint64)
+            expected ^= np.uint64(cached.reference.salt)
             wrong = self.kv.mismatches(group, slots, expected)
             if len(wrong):
                 slot = int(slots[wrong[0]])

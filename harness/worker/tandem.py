@@ -80,6 +80,18 @@ class Tandem:
 
         return compared
 
+    def reset_mm_cache(self) -> None:
+        self.stub.reset_mm_cache()
+        self.device.reset_mm_cache()
+
+    def reset_encoder_cache(self) -> None:
+        self.stub.reset_encoder_cache()
+        self.device.reset_encoder_cache()
+
+    def forget(self) -> None:
+        self.stub.forget()
+        self.device.forget()
+
     def take_drafts(self) -> tuple[list[str], list[list[int]]] | None:
         ours, theirs = self.stub.take_drafts(), self.device.take_drafts()
         if ours is not None and theirs is not None:
