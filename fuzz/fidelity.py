@@ -102,6 +102,10 @@ def features_of(scenario: Scenario) -> list[str]:
         "mixed groups": bool(engine.kv_cache_groups),
         "multimodal": images,
         "grammar": any(request.grammar for request in scenario.requests),
+        "connector": engine.connector is not None,
+        "loads": any(request.load for request in scenario.requests),
+        "failing loads": any(request.load and request.load.failed for request in scenario.requests),
+        "sends": any(request.send is not None for request in scenario.requests),
     }
     if engine.speculative is not None:
         has[engine.speculative.method] = True

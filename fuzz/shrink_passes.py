@@ -30,6 +30,7 @@ from harness.scenario import (
     Grammar,
     Group,
     Image,
+    Load,
     Request,
     Scenario,
     Speculative,
@@ -180,13 +181,19 @@ def _default_details(current: Scenario) -> Generator[Scenario, Scenario, None]:
     current = yield replace(current, step_delays=())
     current = yield from _drop_items(current, ("step_delays",))
     for i in range(len(current.requests)):
-        for name in ("grammar", "priority", "ignore_eos", "eos_at", "stop_at", "acceptance"):
+        for name in ("grammar", "load", "send", "priority", "ignore_eos", "eos_at", "stop_at", "acceptance"):
             default = Request.__struct_defaults__[Request.__struct_fields__.index(name)]
             current = yield put(current, ("requests", i, name), default)
         if current.requests[i].grammar is not None:
             current = yield put(current, ("requests", i, "grammar"), Grammar())
             current = yield put(current, ("requests", i, "grammar", "fails"), False)
         current = yield from _drop_items(current, ("requests", i, "acceptance"))
+        if current.requests[i].load is not None:
+            for name in ("load_kv_async", "latency", "failed", "undecided"):
+                default = getattr(Load(), name)
+                if current.requests[i].load is not None:
+                    current = yield put(current, ("requests", i, "load", name), default)
+            current = yield from _drop_items(current, ("requests", i, "load", "failed"))
     for at, event in enumerate(current.timeline):
         if isinstance(event, Abort) and event.in_step:
             current = yield put(current, ("timeline", at, "in_step"), False)
@@ -209,6 +216,13 @@ def _places(scenario: Scenario) -> list[Place]:
         places += [(("requests", i, name), 0) for name in ("priority", "eos_at", "stop_at")]
         places.append((("requests", i, "grammar", "delay"), 0))
         places += [(("requests", i, "acceptance", j), 0) for j in range(len(request.acceptance))]
+        places.append((("requests", i, "send"), 0))
+        if request.load is not None:
+            places += [
+                (("requests", i, "load", name), floor)
+                for name, floor in (("tokens", 1), ("latency", 0), ("undecided", 0))
+            ]
+            places += [(("requests", i, "load", "failed", j), 0) for j in range(len(request.load.failed))]
     places += [(("images", i), 1) for i in range(len(scenario.images))]
     places += [(("timeline", at, "delay"), 0) for at in range(len(scenario.timeline))]
     places += [(("step_delays", at), 0) for at in range(len(scenario.step_delays))]

@@ -13,12 +13,14 @@ from harness.scenario import (
     Abort,
     Arrive,
     Chunked,
+    Connector,
     Encoder,
     Engine,
     Event,
     Full,
     Grammar,
     Image,
+    Load,
     Mamba,
     Request,
     Scenario,
@@ -50,6 +52,7 @@ def text(length: int, tokens: int = 4, stream: int = 0, **rest: object) -> Reque
 SMALL = Engine(max_num_batched_tokens=16, max_model_len=48, block_size=4, num_gpu_blocks=64)
 TIGHT = replace(SMALL, num_gpu_blocks=13, max_num_seqs=3)
 """Twelve blocks of 4 for requests of up to 48 tokens: three of them preempt one another."""
+CONNECTED = replace(SMALL, connector=Connector())
 VISION = replace(SMALL, encoder=Encoder(max_num_encoder_input_tokens=16, encoder_cache_size=16))
 EAGLE = Speculative("eagle", 2)
 EVERYTHING = replace(VISION, async_scheduling=True, speculative=EAGLE)
@@ -203,6 +206,28 @@ LEGAL: dict[str, Scenario] = {
         text(5, 6, 1),
         delays=(3, 0, 2, 1),
     ),
+    "connector_sync": scenario(CONNECTED, text(13, load=Load(10)), text(9, 4, 1)),
+    "connector_async": scenario(CONNECTED, text(13, load=Load(13, True, 3, undecided=1)), text(9, 6, 1)),
+    "connector_send": scenario(CONNECTED, text(13, send=4), text(9, 4, 1, send=0)),
+    "connector_failure": scenario(
+        CONNECTED, text(13, load=Load(10, failed=(1,))), text(14, 4, 1, load=Load(12, True, 2, failed=(0, 2)))
+    ),
+    "connector_fail_policy": scenario(
+        replace(CONNECTED, connector=Connector(kv_load_failure_policy="fail")),
+        text(13, load=Load(10, failed=(1,))),
+        text(14, 4, 1, load=Load(12, True, 2, failed=(2,))),
+        text(6, 4, 2),
+    ),
+    "connector_abort": scenario(
+        replace(CONNECTED, async_scheduling=True),
+        text(13, load=Load(10, True, 6), send=2),
+        text(9, 6, 1, send=3),
+        events=(Arrive(0), Arrive(1), Abort(0, 2), Abort(1, 2)),
+    ),
+    "connector_preemption": scenario(
+        replace(TIGHT, connector=Connector()),
+        *(text(20, 12, stream, load=Load(12, True, 1), send=1) for stream in range(3)),
+    ),
 }
 """By name; legal on every release (asynchronous drafts with grammars from 0.14 on), and quiet on the newest but for the
 hazard of the asynchronous encoder cache."""
@@ -254,6 +279,8 @@ TRUE_OF_BOTH = {
     ("O7", "livelock", LONG_ITEM),
     ("O7", "livelock", LOOKED_AHEAD),
     ("O4", "target-read-miss", "cached according to EncoderCacheManager"),
+    ("O2", "kv-read-mismatch", "position that the connector loaded"),
+    ("O13", "write-null-block", "SchedulerOutput"),
 }
 KNOWN_TRUE = {
     "0.32.0": {*TRUE_OF_BOTH, ("O7", "no-progress", "before an encoder input")},
@@ -261,7 +288,8 @@ KNOWN_TRUE = {
 }
 """(oracle, kind, anchor) of what a release does wrong on legal input. O7: ledger derived-34220; a threshold below an
 image that may not be chunked; on 0.32.0 also an image right behind one that fills the encoder cache, with a drafter
-that looks ahead. O4: the encoder input of a victim of the same pass, allocated and never encoded."""
+that looks ahead. O4: the encoder input of a victim of the same pass, allocated and never encoded. O2 and O13:
+a load of a whole prompt leaves a sliding window one token short."""
 KNOWN_ASSERT = "assert num_new_tokens == 1 + self.num_spec_tokens"
 """The source line of a known O1 on 0.33.0: long_prefill_token_threshold < 1 + num_speculative_tokens."""
 
