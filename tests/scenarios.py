@@ -224,6 +224,11 @@ LEGAL: dict[str, Scenario] = {
         text(9, 6, 1, send=3),
         events=(Arrive(0), Arrive(1), Abort(0, 2), Abort(1, 2)),
     ),
+    "connector_grammar": scenario(
+        replace(CONNECTED, async_scheduling=True),
+        text(1, 2, grammar=Grammar(), send=0),
+        events=(Arrive(0), Abort(0, 1, in_step=True)),
+    ),
     "connector_preemption": scenario(
         replace(TIGHT, connector=Connector()),
         *(text(20, 12, stream, load=Load(12, True, 1), send=1) for stream in range(3)),

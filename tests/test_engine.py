@@ -99,6 +99,7 @@ SHOWS = {
     ),
     "connector_fail_policy": lambda s: ends(s) == {"r0": "error", "r1": "error", "r2": "length"},
     "connector_abort": lambda s: ends(s) == {} and any(u.received == ("r0",) for u in entries(s, Delivered)),
+    "connector_grammar": lambda s: ends(s) == {} and any(step.sends for step in steps(s)),
     "connector_preemption": lambda s: any(row.source == "resumed" and row.computed for row in rows(s)),
 }
 
