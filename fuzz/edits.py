@@ -82,6 +82,13 @@ def with_identities(scenario: Scenario, number: dict[int, int]) -> Scenario:
     return replace(scenario, requests=requests, images=tuple(scenario.images[old] for old in order))
 
 
+def with_runner(scenario: Scenario, model_runner: str | None) -> Scenario:
+    """The scenario on this model runner; None leaves it as it is."""
+    if model_runner is None:
+        return scenario
+    return replace(scenario, engine=replace(scenario.engine, model_runner=model_runner))
+
+
 def get(node: Any, path: Path) -> Any:
     """The value at a path; None where an accepted candidate has done away with the place."""
     for step in path:

@@ -15,6 +15,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from fuzz.edits import without_events
+from harness.features import uses_v2_ngram
 from harness.groups import canonical_groups, groups_of
 from harness.repair import blocks_needed, repair
 from harness.scenario import (
@@ -57,7 +58,7 @@ _WEIGHTS = (0.25, 0.5, 0.9)
 BlockSize = Literal[4, 8, 16, 32]
 _BLOCK_SIZES: tuple[BlockSize, ...] = (4, 4, 4, 8, 8, 16, 16, 32)
 _DRAFTS = (1, 1, 2, 3, 4)
-_METHODS: tuple[Literal["eagle", "mtp", "ngram"], ...] = ("eagle", "eagle", "mtp", "ngram")
+_METHODS: tuple[Literal["eagle", "mtp", "ngram"], ...] = ("eagle", "mtp", "ngram")
 
 _LONG_PROMPT = 60
 """Typical longest prompt: several chunks and blocks, but few enough steps (a step costs about 0.5 ms)."""
@@ -154,8 +155,9 @@ def _engine(rng: Random, weights: Weights, block_size: BlockSize, images: tuple[
         kv_cache_groups=_groups(rng, block_size) if "groups" in weights else (),
         speculative=Speculative(rng.choice(_METHODS), rng.choice(_DRAFTS)) if "spec" in weights else None,
         encoder=_encoder(rng, images) if "mm" in weights else None,
-        connector=_connector(rng, weights) if "connector" in weights else None,
+        connector=_connector(rng, weights) if _connects(rng, weights) else None,
         interleaving="free" if _chance(rng, weights, "free") else "engine",
+        model_runner="v2" if "v2_runner" in weights else "v1",
     )
     window, groups = canonical_groups(engine)  # a pool is tight for what is left of the groups
     engine = replace(engine, sliding_window=window, kv_cache_groups=groups)
@@ -197,6 +199,13 @@ def _encoder(rng: Random, images: tuple[int, ...]) -> Encoder:
         max_num_encoder_input_tokens=max(longest, _near(rng, longest, longest, two, 64)),
         encoder_cache_size=max(longest, _near(rng, longest, longest, two, two, sum(images))),
         disable_chunked_mm_input=rng.random() < 0.25,
+    )
+
+
+def _connects(rng: Random, weights: Weights) -> bool:
+    """Whether the engine has a connector: it would win over what it does not go with."""
+    return "connector" in weights and (
+        ("groups" not in weights and "v2_runner" not in weights) or rng.random() < 0.5
     )
 
 
@@ -437,6 +446,10 @@ _OFF: dict[str, Callable[[Scenario], Scenario]] = {
     "groups": _engine_field(kv_cache_groups=()),
     "sliding_window": _engine_field(sliding_window=0),
     "free": _engine_field(interleaving="engine"),
+    "v2_runner": _engine_field(model_runner="v1"),
+    "v2_ngram": lambda scenario: (
+        _engine_field(model_runner="v1")(scenario) if uses_v2_ngram(scenario) else scenario
+    ),
     "stop": _without_stops,
     "grammar": _without_grammars,
     "reset": _without_control(lambda event: isinstance(event, Reset) and event.cache == "prefix"),

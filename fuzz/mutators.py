@@ -436,4 +436,5 @@ _CHOICES: tuple[tuple[str, tuple[object, ...]], ...] = (
     ("policy", ("fcfs", "priority")),
     ("async_scheduling", (False, True)),
     ("interleaving", ("engine", "free")),
+    ("model_runner", ("v1", "v2")),
 )
