@@ -30,7 +30,7 @@ from harness.worker.observation import (
     Observation,
     RunnerFailure,
 )
-from harness.worker.shadow import KvShadow
+from harness.worker.shadow import KvShadow, Slots
 from harness.worker.traits import Traits
 
 
@@ -62,6 +62,8 @@ class StubV1:
         self.drafts_are_told = False
         self._starts: dict[str, int] = {}
         self._inputs: dict[str, list[int]] = {}
+        self._stale: set[str] = set()
+        """Requests that the step in progress has fed a token that is not theirs."""
         self._step: Step
         """The step in progress, as the batch runs it."""
 
@@ -97,6 +99,7 @@ class StubV1:
             self._gather(request, self.batch.requests[request].computed, step.scheduled[request], "target")
         self._embed(step, inputs)
         self._forward(starts, inputs)
+        self._stale = {request for request in starts if not self._fed_truly(step, request, starts, inputs)}
         self._starts, self._inputs = starts, inputs
 
     def sample(self, step: Step, rows: Mapping[str, Rows]) -> dict[str, list[int]]:
@@ -114,7 +117,6 @@ class StubV1:
         longest = max(self.batch.requests[request].computed + step.scheduled[request] for request in starts)
         self.batch.settle(starts)
         self.batch.keep(sampled)
-        self.batch.prev_rows = list(starts)
         if self.num_spec:
             self._propose(step, starts, sampled, fits=longest + self.num_spec <= self.engine.max_model_len)
         return sampled
@@ -123,7 +125,10 @@ class StubV1:
 
     def _run_encoder(self, step: Step) -> None:
         for request, indices in step.encoder_inputs.items():
-            cached = self.batch.requests[request]
+            cached = self.batch.requests.get(request)
+            if cached is None or not all(0 <= index < len(cached.items) for index in indices):
+                message = f"items {indices} of {request} are to be encoded, which the worker does not know"
+                raise self.batch.fail(Breach("unknown-encoder-input", message, request, True))
             for index in indices:
                 image = cached.items[index][2]
                 if index in cached.stripped:
@@ -167,6 +172,20 @@ class StubV1:
         for request, start in starts.items():
             self._read(request, start, states=False)
 
+    def _fed_truly(
+        self, step: Step, request: str, starts: dict[str, int], inputs: dict[str, list[int]]
+    ) -> bool:
+        """Whether all tokens but the drafts are the request's own."""
+        reference = self.batch.requests[request].reference
+        known = len(inputs[request]) - len(step.drafts.get(request, ()))
+        for position, token in enumerate(inputs[request][:known], starts[request]):
+            if token != reference.token(position):
+                what = "a token that it does not know" if token < 0 else f"token {token}"
+                message = f"{request} is fed {what} at position {position}"
+                self.observations.append(Breach("stale-token", message, request))
+                return False
+        return True
+
     def _write(self, request: str, start: int, tokens: list[int]) -> None:
         cached = self.batch.requests[request]
         contents = np.array(self._contents(cached.reference, start, tokens), dtype=np.uint64)
@@ -174,7 +193,8 @@ class StubV1:
             if isinstance(kind, Mamba):
                 slots, written = self.kv.state(table), contents[-1:]
             else:
-                slots, written = self.kv.slots(table, start, start + len(tokens)), contents
+                slots = self._slots(request, table, start, start + len(tokens))
+                written = contents
             wrong = np.flatnonzero(slots < self.kv.block_size)
             if len(wrong):
                 position = start + int(wrong[0])
@@ -182,6 +202,16 @@ class StubV1:
                 message = f"{request} writes position {position} of group {group} to a {what}"
                 self.observations.append(Breach("write-" + what.replace(" ", "-"), message, request))
             self.kv.write(group, slots, written)
+
+    def _slots(self, request: str, table: list[int], start: int, stop: int) -> Slots:
+        slots = self.kv.slots(table, start, stop)
+        beyond = slots[slots >= len(self.kv.contents)]
+        if len(beyond):
+            message = (
+                f"{request} uses block {int(beyond[0]) // self.kv.block_size}, which the cache does not have"
+            )
+            raise self.batch.fail(Breach("block-beyond-cache", message, request, True))
+        return slots
 
     @staticmethod
     def _contents(reference: Reference, start: int, tokens: list[int]) -> list[int]:
@@ -206,7 +236,7 @@ class StubV1:
             first = start - 1 if states else attended_from(kind, start)
             if not 0 <= first < start:
                 continue
-            slots = self.kv.state(table) if states else self.kv.slots(table, first, start)
+            slots = self.kv.state(table) if states else self._slots(request, table, first, start)
             expected = np.array(cached.reference.contents[first:start], dtype=np.uint64)
             wrong = self.kv.mismatches(group, slots, expected)
             if len(wrong):
@@ -226,14 +256,6 @@ class StubV1:
         cached, start, tokens = self.batch.requests[request], self._starts[request], self._inputs[request]
         drafts = len(step.drafts.get(request, ()))
         last = start + len(tokens) - drafts
-        true_so_far = True
-        for position, token in enumerate(tokens[: len(tokens) - drafts], start):
-            if token != cached.reference.token(position):
-                what = "a token that it does not know" if token < 0 else f"token {token}"
-                message = f"{request} is fed {what} at position {position}"
-                self.observations.append(Breach("stale-token", message, request))
-                true_so_far = False
-                break
         if cached.computed + len(tokens) < len(cached.prompt) + len(cached.outputs):
             return []
         sampled: list[int] = []
@@ -242,7 +264,7 @@ class StubV1:
             sampled.append(true if rows is None else masks.sampled(rows[len(sampled)], true))
             if draft != sampled[-1]:
                 break
-        if cached.reference.request.grammar is not None and true_so_far:
+        if cached.reference.request.grammar is not None and request not in self._stale:
             self._check_mask(request, last - len(cached.prompt), len(sampled), rows)
         if last + len(sampled) > self.engine.max_model_len:
             message = f"{request} samples up to position {last + len(sampled)}, past max_model_len"

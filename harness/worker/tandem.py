@@ -33,6 +33,8 @@ class Tandem:
         self._step: Step
         self._truth: dict[str, list[int]] = {}
         """What the last step samples, by the stub."""
+        self._suspect = False
+        """Whether the stub has found fault with the last step."""
 
     @property
     def observations(self) -> Sequence[Observation]:
@@ -52,7 +54,8 @@ class Tandem:
                 lambda: self.device.sample_tokens(step, None)(),
             )
             raise
-        self._device(step, lambda: self.device.execute_model(step, scheduler_output), observations)
+        self._suspect = bool(observations)
+        self._device(step, lambda: self.device.execute_model(step, scheduler_output), self._suspect)
         return observations
 
     def sampled(self, step: Step) -> dict[str, list[int]]:
@@ -66,10 +69,11 @@ class Tandem:
             raise
         self._step, self._truth = step, self.stub.sampled(step)
         truth = self._truth
-        result = self._device(step, lambda: self.device.sample_tokens(step, grammar_output))
+        self._suspect = suspect = self._suspect or bool(self.stub.observations)
+        result = self._device(step, lambda: self.device.sample_tokens(step, grammar_output), suspect)
 
         def compared() -> Any:
-            output = self._device(step, result)
+            output = self._device(step, result, suspect)
             found = dict(zip(output.req_ids, map(list, output.sampled_token_ids), strict=False))
             for request in truth | found:
                 if (said := found.get(request, [])) != truth.get(request, []):
@@ -105,15 +109,15 @@ class Tandem:
         raise Disagreement(step, f"the stub raises ({failure}), the device does not")
 
     @staticmethod
-    def _device(step: Step, call: Any, observations: Sequence[Observation] = ()) -> Any:
+    def _device(step: Step, call: Any, suspect: bool) -> Any:
         """Calls the device where the stub had no reason to raise. If it raises in a step that the stub has found fault
-        with, the two agree, and what the stub has seen goes on."""
+        with (`suspect`), the two agree, and what the stub has seen goes on."""
         try:
             return call()
         except HarnessError:
             raise
         except Exception as error:
-            if observations:
+            if suspect:
                 raise RunnerFailure(f"{type(error).__name__}: {error}") from error
             raise Disagreement(
                 step, f"the device raises {type(error).__name__} ({error}), the stub does not"
