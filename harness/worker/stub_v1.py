@@ -10,7 +10,7 @@ The target samples what the reference model says, if the mask lets it; the draft
 script says. Not modelled: the drafter's own KV entries (ledger 41838), which decide acceptance but never the output.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,6 +64,7 @@ class StubV1:
         self._inputs: dict[str, list[int]] = {}
         self._stale: set[str] = set()
         """Requests that the step in progress has fed a token that is not theirs."""
+        self._untold: list[Breach] = []
         self._step: Step
         """The step in progress, as the batch runs it."""
 
@@ -82,7 +83,7 @@ class StubV1:
     def forward(self, step: Step) -> None:
         """Runs a step up to its logits. RunnerFailure where the real runner raises; `observations` say why."""
         self.batch.observations = []
-        self._starts, self._inputs = {}, {}
+        self._starts, self._inputs, self._untold = {}, {}, []
         self.kv.zero(step.zeroed)
         self.encoder_cache.difference_update(step.freed_encoder)
         self._step = step = self.batch.update(step)
@@ -99,7 +100,12 @@ class StubV1:
             self._gather(request, self.batch.requests[request].computed, step.scheduled[request], "target")
         self._embed(step, inputs)
         self._forward(starts, inputs)
-        self._stale = {request for request in starts if not self._fed_truly(step, request, starts, inputs)}
+        stale = [breach for request in starts for breach in self._stale_token(step, request, starts, inputs)]
+        self._stale = {breach.request for breach in stale}
+        # Beside another fault of the step it is a consequence, and told only if that one does not end the engine.
+        self._untold = stale if self.observations else []
+        if not self._untold:
+            self.observations.extend(stale)
         self._starts, self._inputs = starts, inputs
 
     def sample(self, step: Step, rows: Mapping[str, Rows]) -> dict[str, list[int]]:
@@ -107,7 +113,7 @@ class StubV1:
 
         `rows` holds masks of requests (see `masks`). RunnerFailure and `observations` as in `forward`, afresh.
         """
-        self.batch.observations = []
+        self.batch.observations = [*self._untold]
         step = self._step
         if step.total == 0:
             return {}
@@ -172,19 +178,18 @@ class StubV1:
         for request, start in starts.items():
             self._read(request, start, states=False)
 
-    def _fed_truly(
+    def _stale_token(
         self, step: Step, request: str, starts: dict[str, int], inputs: dict[str, list[int]]
-    ) -> bool:
-        """Whether all tokens but the drafts are the request's own."""
+    ) -> Iterator[Breach]:
+        """The first token, drafts aside, that is not the request's own."""
         reference = self.batch.requests[request].reference
         known = len(inputs[request]) - len(step.drafts.get(request, ()))
         for position, token in enumerate(inputs[request][:known], starts[request]):
             if token != reference.token(position):
                 what = "a token that it does not know" if token < 0 else f"token {token}"
                 message = f"{request} is fed {what} at position {position}"
-                self.observations.append(Breach("stale-token", message, request))
-                return False
-        return True
+                yield Breach("stale-token", message, request)
+                return
 
     def _write(self, request: str, start: int, tokens: list[int]) -> None:
         cached = self.batch.requests[request]
