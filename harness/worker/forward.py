@@ -28,7 +28,7 @@ from harness.worker.observation import (
     Observation,
     RunnerFailure,
 )
-from harness.worker.shadow import KvShadow
+from harness.worker.shadow import KvShadow, Slots
 from harness.worker.traits import Traits, TraitsV2
 
 
@@ -160,7 +160,10 @@ class Forward:
 
     def _run_encoder(self, step: Step) -> None:
         for request, indices in step.encoder_inputs.items():
-            cached = self.batch.requests[request]
+            cached = self.batch.requests.get(request)
+            if cached is None or not all(0 <= index < len(cached.items) for index in indices):
+                message = f"items {indices} of {request} are to be encoded, which the worker does not know"
+                raise self.batch.fail(Breach("unknown-encoder-input", message, request, True))
             for index in indices:
                 image = cached.items[index][2]
                 if index in cached.stripped:
@@ -225,7 +228,7 @@ class Forward:
             if isinstance(kind, Mamba):
                 slots, written = self.kv.state(table), contents[-1:]
             else:
-                slots, written = self.kv.slots(table, start, start + len(tokens)), contents
+                slots, written = self._slots(request, table, start, start + len(tokens)), contents
             wrong = np.flatnonzero(slots < self.kv.block_size)
             if len(wrong):
                 position = start + int(wrong[0])
@@ -233,6 +236,15 @@ class Forward:
                 message = f"{request} writes position {position} of group {group} to a {what}"
                 self.observations.append(Breach("write-" + what.replace(" ", "-"), message, request))
             self.kv.write(group, slots, written)
+
+    def _slots(self, request: str, table: list[int], start: int, stop: int) -> Slots:
+        slots = self.kv.slots(table, start, stop)
+        beyond = slots[slots >= len(self.kv.contents)]
+        if len(beyond):
+            block = int(beyond[0]) // self.kv.block_size
+            message = f"{request} uses block {block}, which the cache does not have"
+            raise self.batch.fail(Breach("block-beyond-cache", message, request, True))
+        return slots
 
     @staticmethod
     def _contents(reference: Reference, start: int, tokens: list[int]) -> list[int]:
@@ -257,7 +269,7 @@ class Forward:
             first = start - 1 if states else attended_from(kind, start)
             if not 0 <= first < start:
                 continue
-            slots = self.kv.state(table) if states else self.kv.slots(table, first, start)
+            slots = self.kv.state(table) if states else self._slots(request, table, first, start)
             expected = np.array(cached.reference.contents[first:start], dtype=np.uint64)
             expected ^= np.uint64(cached.reference.salt)
             wrong = self.kv.mismatches(group, slots, expected)
@@ -273,19 +285,17 @@ class Forward:
                     )
                 )
 
-    def _check_fed(self, request: str, start: int, tokens: Sequence[int]) -> bool:
-        """Whether the tokens that no drafter proposed are true, as they must be. Not asked of a spoiled row: what it
-        sampled last is as wrong as what it attends to."""
+    def _stale_token(self, request: str, start: int, tokens: Sequence[int]) -> Breach | None:
+        """The first of the tokens that no drafter proposed which is not the request's own. Not asked of a spoiled row:
+        what it sampled last is as wrong as what it attends to."""
         reference = self.batch.requests[request].reference
         if request in self.spoiled:
-            return True
+            return None
         for position, token in enumerate(tokens, start):
             if token != reference.token(position):
                 what = "a token that it does not know" if token < 0 else f"token {token}"
-                message = f"{request} is fed {what} at position {position}"
-                self.observations.append(Breach("stale-token", message, request))
-                return False
-        return True
+                return Breach("stale-token", f"{request} is fed {what} at position {position}", request)
+        return None
 
     def _verified(self, request: str, position: int, drafts: Sequence[int], rows: Rows | None) -> list[int]:
         """What the target says from `position` on, as far as the masks let it: the drafts that are right, and one

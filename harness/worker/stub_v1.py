@@ -30,12 +30,15 @@ class StubV1(Forward):
         self.traits = traits
         self.batch: BatchV1 = BatchV1(references, async_scheduling=engine.async_scheduling, traits=traits)
         self.drafts_are_told = False
+        self._stale: set[str] = set()
+        """Requests that the step in progress has fed a token that is not theirs."""
+        self._untold: list[Breach] = []
         self._step: Step
         """The step in progress, as the batch runs it."""
 
     def forward(self, step: Step) -> None:
         self.batch.observations = []
-        self._starts, self._inputs = {}, {}
+        self._starts, self._inputs, self._untold = {}, {}, []
         self.kv.zero(step.zeroed)
         self.encoder_cache.difference_update(step.freed_encoder)
         self.spoiled.clear()
@@ -53,11 +56,22 @@ class StubV1(Forward):
             self._gather(request, self.batch.requests[request].computed, step.scheduled[request], "target")
         self._embed(step, inputs)
         self._forward(starts, inputs)
+        self._find_stale(step, starts, inputs)
         self._transfer(step, now=not step.loads_first, last=True)
         self._starts, self._inputs = starts, inputs
 
+    def _find_stale(self, step: Step, starts: Mapping[str, int], inputs: Mapping[str, list[int]]) -> None:
+        known = {request: len(inputs[request]) - len(step.drafts.get(request, ())) for request in starts}
+        found = [self._stale_token(one, starts[one], inputs[one][: known[one]]) for one in starts]
+        stale = [breach for breach in found if breach is not None]
+        self._stale = {breach.request for breach in stale}
+        # Beside another fault of the step it is a consequence, and told only if that one does not end the engine.
+        self._untold = stale if self.observations else []
+        if not self._untold:
+            self.observations.extend(stale)
+
     def sample(self, step: Step, rows: Mapping[str, Rows]) -> dict[str, list[int]]:
-        self.batch.observations = []
+        self.batch.observations = [*self._untold]
         step = self._step
         if step.total == 0:
             return {}
@@ -67,7 +81,6 @@ class StubV1(Forward):
         longest = max(self.batch.requests[request].computed + step.scheduled[request] for request in starts)
         self.batch.settle(starts)
         self.batch.keep(sampled)
-        self.batch.prev_rows = list(starts)
         if self.num_spec:
             self._propose(step, starts, sampled, fits=longest + self.num_spec <= self.engine.max_model_len)
         return sampled
@@ -86,14 +99,13 @@ class StubV1(Forward):
         cached, start, tokens = self.batch.requests[request], self._starts[request], self._inputs[request]
         drafts = len(step.drafts.get(request, ()))
         last = start + len(tokens) - drafts
-        true = self._check_fed(request, start, tokens[: len(tokens) - drafts])
         if cached.computed + len(tokens) < len(cached.prompt) + len(cached.outputs):
             return []
         if request in self.spoiled:
             return [wrong_token(cached.reference.token(last))]
         proposed = tokens[len(tokens) - drafts :] if drafts else ()
         sampled = self._verified(request, last, proposed, rows)
-        if cached.reference.request.grammar is not None and true:
+        if cached.reference.request.grammar is not None and request not in self._stale:
             self._check_mask(request, last - len(cached.prompt), len(sampled), rows)
         if last + len(sampled) > self.engine.max_model_len:
             message = f"{request} samples up to position {last + len(sampled)}, past max_model_len"
