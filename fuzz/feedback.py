@@ -32,6 +32,8 @@ FUNCTIONS = {
 _ARRIVED, _NEW, _RUNNING, _DRAFTING, _RESUMED, _ENCODING, _PREEMPTED, _ABORTED, _ENDED, _SKIPPED = range(10)
 _STATUSES = 10
 _SOURCES = ("new", "running", "resumed")
+_CONTROLS = ("reset", "pause", "paused", "resume")
+_DETAILS = ("prefix", "encoder", "abort", "wait", "keep")
 _REASONS = ("stop", "length", "abort", "error")
 
 
@@ -44,12 +46,16 @@ class View:
     """With the status of the request before the event."""
     ends: list[tuple[str, int]] = field(default_factory=list)
     """(reason, steps in flight)."""
+    controls: list[tuple[Occurred, int, int, int]] = field(default_factory=list)
+    """With steps in flight, and running and waiting requests, after the last step before it."""
     accepted: list[tuple[int, int]] = field(default_factory=list)
     """(drafts, tokens accepted), once a request and delivered step."""
     masks: list[tuple[Masked, int]] = field(default_factory=list)
     """With the number of steps in flight."""
     compiled: list[tuple[bool, int]] = field(default_factory=list)
     """(failed, steps in flight)."""
+    reports: list[tuple[Delivered, int]] = field(default_factory=list)
+    """Updates in which a connector reported something, with the steps in flight."""
     histories: dict[str, list[int]] = field(default_factory=dict)
     """Statuses of each request, repetitions left out."""
 
@@ -75,6 +81,8 @@ def view(trace: Trace) -> View:
                 if request not in now and history[-1] in (_NEW, _RUNNING, _DRAFTING, _RESUMED, _ENCODING):
                     history.append(_SKIPPED)
         elif isinstance(entry, Delivered):
+            if entry.received or entry.sent or entry.invalid_blocks:
+                out.reports.append((entry, in_flight))
             drafts = pending.pop(entry.step, {})
             for request, tokens in entry.sampled if drafts else ():
                 if request in drafts:
@@ -86,6 +94,10 @@ def view(trace: Trace) -> View:
             out.masks.append((entry, in_flight))
         elif isinstance(entry, Compiled):
             out.compiled.append((entry.failed, in_flight))
+        elif isinstance(entry, Occurred) and not entry.request:
+            last = out.steps[-1] if out.steps else None
+            state = (in_flight, last.running, last.waiting) if last else (0, 0, 0)
+            out.controls.append((entry, *state))
         elif isinstance(entry, Occurred):
             before = histories.get(entry.request)
             out.events.append((entry, before[-1] if before else _ARRIVED))
@@ -153,6 +165,14 @@ def _events(seen: View) -> Iterator[int]:
         yield _STATUSES * (2 * (event.what == "abort") + event.in_step) + status
 
 
+def _controls(seen: View) -> Iterator[int]:
+    for event, flights, running, waiting in seen.controls:
+        what = _CONTROLS.index(event.what) if event.what in _CONTROLS else 0
+        detail = _DETAILS.index(event.detail.partition(" ")[0]) if event.detail else 0
+        state = 8 * bool(flights) + 4 * event.done + 2 * bool(running) + bool(waiting)
+        yield 16 * (len(_DETAILS) * what + detail) + state
+
+
 def _rows(seen: View) -> Iterator[int]:
     for step in seen.steps:
         for row in step.scheduled:
@@ -188,6 +208,26 @@ def _transitions(seen: View) -> Iterator[int]:
             yield _STATUSES * (_STATUSES * one + two) + three
 
 
+def _transfers(seen: View) -> Iterator[int]:
+    """What of a connector began with a step, and what met it."""
+    for step in seen.steps:
+        if step.loads or step.sends:
+            asynchronous = any(load.asynchronous for load in step.loads)
+            kind = 4 * bool(step.sends) + 2 * asynchronous + any(not load.asynchronous for load in step.loads)
+            full = step.free_blocks * 4 < step.num_blocks
+            yield 16 * kind + 8 * full + 4 * bool(step.preempted) + min(3, step.in_flight)
+
+
+def _reports(seen: View) -> Iterator[int]:
+    """What a connector reported, by how many steps were in flight; 4 of each at most."""
+    for entry, flights in seen.reports:
+        kinds = (len(entry.received), len(entry.sent), len(entry.invalid_blocks))
+        number = 0
+        for count in kinds:
+            number = 4 * number + min(3, count)
+        yield 4 * number + min(3, flights)
+
+
 class Feature(NamedTuple):
     """A family of features: `function` yields numbers below `size`."""
 
@@ -215,6 +255,11 @@ TABLE: tuple[Feature, ...] = (
         "grammars", "requests and drafts under masks, and compilations, by steps in flight", 36, _grammars
     ),
     Feature("transitions", "two status transitions of a request in a row", _STATUSES**3, _transitions),
+    Feature("controls", "what the operator did, and to what kind of state", 16 * 20, _controls),
+    Feature(
+        "transfers", "a connector's loads and sends that begin, and how tight blocks are", 128, _transfers
+    ),
+    Feature("reports", "a connector's loads and sends that are over, and failures", 256, _reports),
 )
 SIZE = sum(feature.size for feature in TABLE)
 

@@ -8,27 +8,30 @@ near the edges that the scenario itself makes: blocks, chunks, images, window, m
 Mutation is `mutate.py`'s; this file lends it its draws (`new_request`, `new_text`, `DELAYS`, ...) and `restrict`.
 """
 
-from collections.abc import Callable, Mapping
 from random import Random
 from typing import Literal
 
 from msgspec.structs import replace
 
-from harness.features import uses_v2_ngram
-from harness.groups import canonical_groups, groups_of, has_mamba, is_hybrid
+from fuzz.restrict import FEATURES as FEATURES
+from fuzz.restrict import parse_features as parse_features
+from fuzz.restrict import restrict as restrict
+from fuzz.restrict import without_pressure
+from fuzz.swarm import Weights, chance, draw_weights
+from fuzz.timelines import new_timeline
+from harness.groups import canonical_groups, groups_of
 from harness.repair import blocks_needed, repair
 from harness.scenario import (
     MAX_MODEL_LEN,
-    Abort,
-    Arrive,
     Chunked,
+    Connector,
     Encoder,
     Engine,
-    Event,
     Full,
     Grammar,
     Group,
     Image,
+    Load,
     Mamba,
     Part,
     Request,
@@ -40,18 +43,10 @@ from harness.scenario import (
     prompt_length,
 )
 
-Weights = Mapping[str, float]
-"""The features that are on in one scenario, each with the probability that a request, say, makes use of it."""
-
-_SHARES = (0.3, 0.6, 0.9)
-"""Probability that an allowed feature is on, drawn once a scenario. A bug that needs four features together (spec, mm,
-async, chunked_prefill) then sees them in (0.3^4 + 0.6^4 + 0.9^4) / 3 = 26% of scenarios, a single feature alone among
-thirteen in about 2%; one fixed share of 0.6 would give 13% and 0.01%."""
-_WEIGHTS = (0.25, 0.5, 0.9)
 BlockSize = Literal[4, 8, 16, 32]
 _BLOCK_SIZES: tuple[BlockSize, ...] = (4, 4, 4, 8, 8, 16, 16, 32)
 _DRAFTS = (1, 1, 2, 3, 4)
-_METHODS: tuple[Literal["eagle", "mtp", "ngram"], ...] = ("eagle", "eagle", "mtp", "ngram")
+_METHODS: tuple[Literal["eagle", "mtp", "ngram"], ...] = ("eagle", "mtp", "ngram")
 
 _LONG_PROMPT = 60
 """Typical longest prompt: several chunks and blocks, but few enough steps (a step costs about 0.5 ms)."""
@@ -59,17 +54,18 @@ _MAX_PARTS = 12
 """The language allows 16; the rest is room for mutation."""
 _AT_EDGE = 0.5
 """Share of images that are placed where a prefill chunk of the request alone would end."""
-DELAYS = (*(0, 0, 0, 0, 1, 1, 2, 3, 4) * 8, 8, 16)
-"""Mostly few iterations, so that requests meet; one event in 37 waits until everything before it has drained."""
+_IN_ROOM = 0.97
+"""Share of requests whose min_tokens the model length allows: up to 0.28 vLLM hangs on all others."""
 
 
-def parse_features(text: str) -> frozenset[str]:
-    """`all`, or a comma-separated list of names from FEATURES. ValueError names the first unknown one."""
-    names = [name.strip() for name in text.split(",")]
-    for name in names:
-        if name != "all" and name not in FEATURES:
-            raise ValueError(f"unknown feature {name!r}; known: all, {', '.join(FEATURES)}")
-    return frozenset(FEATURES if "all" in names else names)
+KV_ROLES: tuple[Literal["kv_both", "kv_consumer", "kv_producer"], ...] = (
+    "kv_both",
+    "kv_both",
+    "kv_consumer",
+    "kv_producer",
+)
+_LATENCIES = (0, 0, 1, 1, 2, 2, 3, 4, 6, 12)
+"""Iterations of a transfer: about as long as others take to run, to end, and to take the blocks."""
 
 
 def generate(rng: Random, features: frozenset[str]) -> Scenario:
@@ -84,12 +80,6 @@ def generate(rng: Random, features: frozenset[str]) -> Scenario:
     timeline = new_timeline(rng, weights, len(requests))
     step_delays = tuple(rng.choice((0, 0, 1, 1, 2, 3)) for _ in range(rng.randint(0, 5)))
     return restrict(Scenario(1, engine, images, tuple(requests), timeline, step_delays), features)
-
-
-def draw_weights(rng: Random, features: frozenset[str]) -> Weights:
-    """The swarm: which of the allowed features are on, and how much each is used."""
-    share = rng.choice(_SHARES)
-    return {name: rng.choice(_WEIGHTS) for name in FEATURES if name in features and rng.random() < share}
 
 
 def interesting_lengths(engine: Engine, images: tuple[int, ...]) -> tuple[int, ...]:
@@ -136,7 +126,8 @@ def _engine(rng: Random, weights: Weights, block_size: BlockSize, images: tuple[
         kv_cache_groups=_groups(rng, weights, block_size),
         speculative=Speculative(rng.choice(_METHODS), rng.choice(_DRAFTS)) if "spec" in weights else None,
         encoder=_encoder(rng, images) if "mm" in weights else None,
-        interleaving="free" if _chance(rng, weights, "free") else "engine",
+        connector=_connector(rng, weights) if _connects(rng, weights) else None,
+        interleaving="free" if chance(rng, weights, "free") else "engine",
         model_runner="v2" if "v2_runner" in weights else "v1",
     )
     window, groups = canonical_groups(engine)  # a pool is tight for what is left of the groups
@@ -144,7 +135,7 @@ def _engine(rng: Random, weights: Weights, block_size: BlockSize, images: tuple[
     if "preemption" in weights:
         engine = replace(engine, num_gpu_blocks=blocks_needed(engine) + rng.choice((0, 0, 1, 2, 4)))
     else:
-        engine = _without_pressure(engine)
+        engine = without_pressure(engine)
     shown = (Request(prompt=(Image(0),)),) if images else ()
     return repair(Scenario(format=1, engine=engine, images=images, requests=shown)).engine
 
@@ -152,7 +143,7 @@ def _engine(rng: Random, weights: Weights, block_size: BlockSize, images: tuple[
 def _groups(rng: Random, weights: Weights, block_size: int) -> tuple[Group, ...]:
     """Mostly with full attention, mostly of different kinds, in any order."""
     if "groups" not in weights:
-        hybrid = _chance(rng, weights, "mamba_cache")
+        hybrid = chance(rng, weights, "mamba_cache")
         return (
             rng.choice(((Full(), Mamba()), (Full(), Mamba(), Mamba()), (Mamba(), Full()))) if hybrid else ()
         )
@@ -187,8 +178,18 @@ def _encoder(rng: Random, images: tuple[int, ...]) -> Encoder:
     )
 
 
-def _chance(rng: Random, weights: Weights, feature: str) -> bool:
-    return feature in weights and rng.random() < weights[feature]
+def _connects(rng: Random, weights: Weights) -> bool:
+    """Whether the engine has a connector: it would win over what it does not go with."""
+    return "connector" in weights and (
+        ("groups" not in weights and "v2_runner" not in weights) or rng.random() < 0.5
+    )
+
+
+def _connector(rng: Random, weights: Weights) -> Connector:
+    return Connector(
+        kv_role=rng.choice(KV_ROLES),
+        kv_load_failure_policy="fail" if chance(rng, weights, "load_failure_policy") else "recompute",
+    )
 
 
 def new_request(
@@ -199,21 +200,22 @@ def new_request(
     if earlier and rng.random() < max(0.25, weights.get("prefix_cache", 0.0)):
         donor = rng.choice(earlier).prompt
         prompt = list(donor[: rng.randint(1, len(donor))])
-    if images and _chance(rng, weights, "mm"):
+    if images and chance(rng, weights, "mm"):
         prompt = _with_images(rng, engine, images, prompt)
     at = sum(part_length(part, images) for part in prompt)
     if not prompt or rng.random() < 0.6:
         prompt.append(new_text(rng, engine, images, at))
         at += part_length(prompt[-1], images)
     tokens = rng.randint(1, 12)
-    if _chance(rng, weights, "max_model_len"):
+    if chance(rng, weights, "max_model_len"):
         room = engine.max_model_len - 1 - at - rng.randint(0, 4)
         if room > 0:
             prompt.append(Text(0, min(at, MAX_MODEL_LEN), room))
         tokens = rng.choice((tokens, 8, 16))
     elif rng.random() < 0.25:
         tokens = _near(rng, engine.block_size - at % engine.block_size)
-    return _answers(rng, weights, engine, Request(prompt=tuple(prompt[:_MAX_PARTS]), max_tokens=tokens))
+    request = Request(prompt=tuple(prompt[:_MAX_PARTS]), max_tokens=tokens)
+    return _answers(rng, weights, engine, request, engine.max_model_len - prompt_length(request, images))
 
 
 def _with_images(rng: Random, engine: Engine, images: tuple[int, ...], prompt: list[Part]) -> list[Part]:
@@ -239,133 +241,44 @@ def new_text(rng: Random, engine: Engine, images: tuple[int, ...], at: int) -> T
     return Text(rng.choice((0, 0, 0, 1, 2)), min(at, MAX_MODEL_LEN), length)
 
 
-def _answers(rng: Random, weights: Weights, engine: Engine, request: Request) -> Request:
-    """The script of the model's answers, and the priority."""
-    eos_at = rng.randrange(request.max_tokens) if _chance(rng, weights, "stop") else None
+def _answers(rng: Random, weights: Weights, engine: Engine, request: Request, room: int) -> Request:
+    """The script of the model's answers, and the other parameters; `room` is for outputs, in tokens."""
+    eos_at = rng.randrange(request.max_tokens) if chance(rng, weights, "stop") else None
     drafts = engine.speculative.num_speculative_tokens if engine.speculative else 0
+    least = rng.choice(
+        (rng.randint(1, request.max_tokens), (eos_at or 0) + rng.randint(0, 1), request.max_tokens)
+    )
+    if rng.random() < _IN_ROOM:
+        least = min(least, max(0, room))
     return replace(
         request,
-        priority=rng.randint(-2, 2) if _chance(rng, weights, "priority") else 0,
+        min_tokens=least if chance(rng, weights, "min_tokens") else 0,
+        cache_salt=rng.randint(0, 2) if chance(rng, weights, "cache_salt") else 0,
+        skip_reading_prefix_cache=chance(rng, weights, "skip_prefix"),
+        priority=rng.randint(-2, 2) if chance(rng, weights, "priority") else 0,
         eos_at=eos_at,
         ignore_eos=eos_at is not None and rng.random() < 0.25,
-        stop_at=rng.randrange(request.max_tokens) if _chance(rng, weights, "stop") else None,
+        stop_at=rng.randrange(request.max_tokens) if chance(rng, weights, "stop") else None,
         acceptance=tuple(rng.randint(0, drafts) for _ in range(rng.randint(0, 5))) if drafts else (),
-        grammar=new_grammar(rng) if _chance(rng, weights, "grammar") else None,
+        grammar=new_grammar(rng) if chance(rng, weights, "grammar") else None,
+        load=new_load(rng, weights, engine) if chance(rng, weights, "connector") else None,
+        send=rng.choice(_LATENCIES) if rng.random() < 0.5 and chance(rng, weights, "connector") else None,
+    )
+
+
+def new_load(rng: Random, weights: Weights, engine: Engine) -> Load:
+    """What is found outside: often all of the prompt (more is repaired to that), or whole blocks of it."""
+    length = rng.choice((MAX_MODEL_LEN, rng.randint(1, 24), engine.block_size * rng.randint(1, 6)))
+    fails = "failed_load" in weights and rng.random() < 0.6
+    return Load(
+        tokens=length,
+        load_kv_async=rng.random() < 0.7,
+        latency=rng.choice(_LATENCIES),
+        failed=tuple(sorted(set(rng.choices(range(5), k=rng.randint(1, 3))))) if fails else (),
+        undecided=rng.choice((0, 0, 0, 0, 1, 3)),
     )
 
 
 def new_grammar(rng: Random) -> Grammar:
     """Compiled at once, or while others run; one in sixteen cannot be."""
     return Grammar(rng.choice((0, 0, 0, 1, 2, 5)), rng.random() < 0.0625)
-
-
-def new_timeline(rng: Random, weights: Weights, num_requests: int) -> tuple[Event, ...]:
-    """Everyone arrives in order; some are aborted, at any place after their arrival."""
-    events: list[Event] = [Arrive(i, rng.choice(DELAYS)) for i in range(num_requests)]
-    for i in range(num_requests):
-        if _chance(rng, weights, "abort") and rng.random() < 0.5:
-            arrival = next(at for at, event in enumerate(events) if event.request == i)
-            abort = Abort(i, rng.choice(DELAYS), in_step=rng.random() < 0.5)
-            events.insert(rng.randint(arrival + 1, len(events)), abort)
-    return tuple(events)
-
-
-def restrict(scenario: Scenario, features: frozenset[str]) -> Scenario:
-    """The nearest legal scenario without the features that are not in `features`. Idempotent."""
-    scenario = repair(scenario)
-    for name, turn_off in _OFF.items():
-        if name not in features:
-            scenario = repair(turn_off(scenario))
-    return scenario
-
-
-def _engine_field(**values: object) -> Callable[[Scenario], Scenario]:
-    return lambda scenario: replace(scenario, engine=replace(scenario.engine, **values))
-
-
-def _without_images(scenario: Scenario) -> Scenario:
-    """Text of the same length in their places: positions and sharing stay."""
-
-    def text(part: Part) -> Part:
-        return Text(part.identity, 0, scenario.images[part.identity]) if isinstance(part, Image) else part
-
-    requests = tuple(replace(r, prompt=tuple(map(text, r.prompt))) for r in scenario.requests)
-    return replace(scenario, engine=replace(scenario.engine, encoder=None), images=(), requests=requests)
-
-
-def _within_model_len(scenario: Scenario) -> Scenario:
-    """Room for every request and its drafts; where the language has no such length, fewer output tokens."""
-    engine = scenario.engine
-    drafts = engine.speculative.num_speculative_tokens if engine.speculative else 0
-    ends = [prompt_length(r, scenario.images) + 1 + drafts for r in scenario.requests]
-    pairs = tuple(zip(scenario.requests, ends, strict=True))
-    length = min(MAX_MODEL_LEN, max((engine.max_model_len, *(r.max_tokens + end for r, end in pairs))))
-    requests = tuple(replace(r, max_tokens=max(1, min(r.max_tokens, length - end))) for r, end in pairs)
-    return replace(scenario, engine=replace(engine, max_model_len=length), requests=requests)
-
-
-def _without_pressure(engine: Engine) -> Engine:
-    """Blocks for as many full-length requests as may run at once, and no more of them than 1024 blocks hold."""
-    each = blocks_needed(engine) - 1
-    seqs = min(engine.max_num_seqs, 1023 // each)
-    return replace(engine, max_num_seqs=seqs, num_gpu_blocks=max(engine.num_gpu_blocks, 1 + seqs * each))
-
-
-def _without_aborts(scenario: Scenario) -> Scenario:
-    """Second arrivals in their places, which `repair` drops, handing their delays on."""
-    return replace(scenario, timeline=tuple(Arrive(e.request, e.delay) for e in scenario.timeline))
-
-
-def _without_stops(scenario: Scenario) -> Scenario:
-    requests = (replace(r, ignore_eos=False, eos_at=None, stop_at=None) for r in scenario.requests)
-    return replace(scenario, requests=tuple(requests))
-
-
-def _without_grammars(scenario: Scenario) -> Scenario:
-    return replace(scenario, requests=tuple(replace(r, grammar=None) for r in scenario.requests))
-
-
-def _without_cached_states(scenario: Scenario) -> Scenario:
-    engine = scenario.engine
-    if is_hybrid(engine):
-        return _engine_field(kv_cache_groups=())(scenario)
-    return _engine_field(enable_prefix_caching=False)(scenario) if has_mamba(engine) else scenario
-
-
-def _without_chunks(scenario: Scenario) -> Scenario:
-    """States are cached at the ends of chunks: vLLM refuses the one without the other."""
-    engine = replace(scenario.engine, enable_chunked_prefill=False, long_prefill_token_threshold=0)
-    if has_mamba(engine):
-        engine = replace(engine, enable_prefix_caching=False)
-    return replace(scenario, engine=engine)
-
-
-_OFF: dict[str, Callable[[Scenario], Scenario]] = {
-    "long_prefill": _engine_field(long_prefill_token_threshold=0),
-    "prefix_cache": _engine_field(enable_prefix_caching=False),
-    "priority": _engine_field(policy="fcfs"),
-    "abort": _without_aborts,
-    "async": _engine_field(async_scheduling=False),
-    "spec": _engine_field(speculative=None),
-    "mm": _without_images,
-    "groups": lambda scenario: (
-        scenario if is_hybrid(scenario.engine) else _engine_field(kv_cache_groups=())(scenario)
-    ),
-    "sliding_window": _engine_field(sliding_window=0),
-    "mamba_cache": _without_cached_states,
-    "free": _engine_field(interleaving="engine"),
-    "v2_runner": _engine_field(model_runner="v1"),
-    "v2_ngram": lambda scenario: (
-        _engine_field(model_runner="v1")(scenario) if uses_v2_ngram(scenario) else scenario
-    ),
-    "stop": _without_stops,
-    "grammar": _without_grammars,
-    # These three read what the others leave: lengths, then the budget that a length asks for, then blocks for both.
-    "max_model_len": _within_model_len,
-    "chunked_prefill": _without_chunks,
-    "preemption": lambda scenario: replace(scenario, engine=_without_pressure(scenario.engine)),
-}
-"""Turning a feature off is one edit; what follows from it (acceptance without drafts, ...) is repair's."""
-
-FEATURES: tuple[str, ...] = ("text", *_OFF)
-"""All that can be asked for. `text` is always on; its name serves to ask for nothing else."""

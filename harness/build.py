@@ -3,8 +3,8 @@
 What is replaced, and why: the model configuration (the real one inspects a model class in another process and needs a
 checkpoint), the checks of SpeculativeConfig (they load a draft model) and the multimodal budget (it runs a processor);
 the two encoder limits that the budget would compute are set from the scenario. What compiles grammars is scripted
-(`harness.peers.grammar`). `EngineCore` is made without its constructor, which starts workers and profiles memory; every
-attribute that its loop reads is set as the constructor of 0.19-0.33 sets it.
+(`harness.peers.grammar`). `EngineCoreProc` is made without its constructor, which starts workers, threads and sockets
+and profiles memory; every attribute that its loop reads is set as the constructor of 0.19-0.33 sets it.
 """
 
 import copy
@@ -20,7 +20,7 @@ from harness.groups import has_mamba, states_are_cached
 from harness.kv_groups import grouped
 from harness.model import EOS, STOP, Reference
 from harness.peers.grammar import Grammars
-from harness.scenario import Engine, Scenario, image_hash, request_id
+from harness.scenario import Connector, Engine, Scenario, image_hash, request_id
 from harness.verdict import HarnessError
 
 
@@ -29,11 +29,13 @@ class Rejected(Exception):
 
 
 def refuse_what_is_lacking(scenario: Scenario) -> None:
-    """Raises Rejected if the scenario uses a feature that this release does not have."""
+    """Raises Rejected if the scenario uses a feature that this release, or our stub of its runner, does not have."""
     for name in features.used(scenario):
         if (missing := compat.lacking().get(name)) is not None:
             raise Rejected(f"this vLLM has no {name}: {missing}")
     engine = scenario.engine
+    if engine.connector is not None and engine.model_runner == "v2":
+        raise Rejected("the V2 model runner is not modelled with a KV connector; `repair` takes V1")
     if (
         engine.async_scheduling
         and engine.speculative is not None
@@ -126,6 +128,9 @@ def vllm_config(engine: Engine) -> Any:
     from vllm.config import CacheConfig, SchedulerConfig, VllmConfig
 
     encoder = engine.encoder
+    connector: dict[str, Any] = {}  # its default is no constant in every release
+    if engine.connector is not None:
+        connector["kv_transfer_config"] = kv_transfer_config(engine.connector)
     try:
         scheduler_config = compat.construct(
             SchedulerConfig,
@@ -152,6 +157,7 @@ def vllm_config(engine: Engine) -> Any:
             cache_config=cache_config,
             parallel_config=_parallel_config(),
             device_config=_device_config(),
+            **connector,
         )
     except (ValueError, AssertionError, NotImplementedError) as error:
         raise Rejected(" ".join(str(error).split())[:400]) from error
@@ -170,6 +176,21 @@ def vllm_config(engine: Engine) -> Any:
     config.scheduler_config.disable_hybrid_kv_cache_manager = False  # as on a GPU
     compat.fix_kv_cache_layout(config.cache_config)
     return config
+
+
+def kv_transfer_config(connector: Connector) -> Any:
+    """vLLM's KVTransferConfig, which names our connector by its module."""
+    from vllm.config import KVTransferConfig
+
+    return compat.construct(
+        KVTransferConfig,
+        kv_connector="ScriptedConnector",
+        kv_connector_module_path="harness.peers.kv_connector",
+        kv_role=connector.kv_role,
+        kv_load_failure_policy=connector.kv_load_failure_policy,
+        kv_buffer_device="cpu",
+        engine_id="schedfuzz",  # the default is random
+    )
 
 
 def kv_cache_config(engine: Engine) -> Any:
@@ -192,9 +213,9 @@ def _groups(engine: Engine) -> tuple[Any, ...]:
 
 
 def engine_core(engine: Engine, executor: Any, grammars: Grammars | None = None) -> Any:
-    """An EngineCore whose scheduler is real and whose executor is `executor`. Raises Rejected as `vllm_config`."""
+    """An EngineCoreProc whose scheduler is real and whose executor is `executor`. Raises Rejected as `vllm_config`."""
     from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
-    from vllm.v1.engine.core import EngineCore
+    from vllm.v1.engine.core import EngineCoreProc
 
     config = vllm_config(engine)
     if getattr(config, "use_v2_model_runner", False) != (engine.model_runner == "v2"):
@@ -203,7 +224,7 @@ def engine_core(engine: Engine, executor: Any, grammars: Grammars | None = None)
     block_size, hash_block_size = compat.block_sizes(caches, config)
     if hasattr(caches, "hash_block_size"):
         caches.hash_block_size = hash_block_size
-    core = object.__new__(EngineCore)
+    core = object.__new__(EngineCoreProc)
     core.vllm_config = config
     core.log_stats = False
     core.model_executor = executor
@@ -222,9 +243,8 @@ def engine_core(engine: Engine, executor: Any, grammars: Grammars | None = None)
             cache_size=engine.encoder.encoder_cache_size
         )
         core.scheduler.max_num_encoder_input_tokens = engine.encoder.max_num_encoder_input_tokens
-    core.request_block_hasher = (
-        compat.block_hasher(hash_block_size or block_size, config) if engine.enable_prefix_caching else None
-    )
+    hashes = engine.enable_prefix_caching or engine.connector is not None
+    core.request_block_hasher = compat.block_hasher(hash_block_size or block_size, config) if hashes else None
     core.use_spec_decode = core.check_for_draft_tokens = engine.speculative is not None
     core.async_scheduling = engine.async_scheduling
     core.batch_queue_size = 2 if engine.async_scheduling else 1
@@ -239,7 +259,20 @@ def engine_core(engine: Engine, executor: Any, grammars: Grammars | None = None)
     core._weight_version = "default"
     core._idle_state_callbacks = []
     core._scheduler_paused = False  # 0.16
+    core.abort_requests = functools.partial(_abort_in_order, core)
+    # EngineCoreProc's
+    core.output_queue = queue.Queue()
+    core.engines_running = False
+    core.reject_new_requests = False
     return core
+
+
+def _abort_in_order(core: Any, request_ids: list[str]) -> None:
+    """One call a request. Those of one call are freed in the order of a set of strings, which is another one in every
+    process; this is one of its orders. (A pause that aborts takes all requests at once, in order.)
+    """
+    for request in request_ids:
+        type(core).abort_requests(core, [request])
 
 
 def request(
@@ -262,9 +295,11 @@ def request(
     params = SamplingParams(
         temperature=0.0,
         max_tokens=spec.max_tokens,
+        structured_outputs=_structured_outputs(index) if spec.grammar is not None else None,
+        min_tokens=spec.min_tokens,
         ignore_eos=spec.ignore_eos,
         stop_token_ids=[STOP],
-        structured_outputs=_structured_outputs(index) if spec.grammar is not None else None,
+        skip_reading_prefix_cache=spec.skip_reading_prefix_cache or None,
     )
     extra = compat.set_eos(params, None if spec.ignore_eos else EOS)
     features = [
@@ -286,6 +321,7 @@ def request(
         arrival_time=arrival,
         mm_features=features or None,
         priority=spec.priority,
+        cache_salt=f"salt-{spec.cache_salt}" if spec.cache_salt else None,
         block_hasher=hasher,
         **extra,
     )

@@ -4,7 +4,6 @@ Differences are detected from the loaded code (signatures, fields, the syntax tr
 numbers, so that a source tree between two releases is treated as what it is.
 """
 
-import ast
 import contextlib
 import dataclasses
 import functools
@@ -14,10 +13,30 @@ import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from harness.verdict import HarnessError
-from harness.worker.traits import Traits, TraitsV2
+from harness.runner_source import runner_traits as runner_traits
+from harness.runner_source import runner_traits_v2 as runner_traits_v2
+from harness.runner_source import worker_source
+
+
+def _engine_core_has(name: str) -> bool:
+    return hasattr(optional("vllm.v1.engine.core", "EngineCore"), name)
+
+
+def _has_load_failure_policy() -> bool:
+    from vllm.config import KVTransferConfig
+
+    return "kv_load_failure_policy" in accepts(KVTransferConfig)
+
+
+@functools.cache
+def loads_are_whole_blocks() -> bool:
+    """Whether the scheduler takes an asynchronous load for all slots of the blocks of one group; up to 0.17."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    return "block_ids" in Scheduler._update_waiting_for_remote_kv.__code__.co_varnames
+
 
 _PRESENT: Mapping[str, tuple[Callable[[], bool], str]] = {
     "groups": (
@@ -28,12 +47,25 @@ _PRESENT: Mapping[str, tuple[Callable[[], bool], str]] = {
         lambda: optional("vllm.v1.worker.mamba_utils", "preprocess_mamba") is not None,
         'its Mamba states cannot be cached at the ends of blocks (mamba_cache_mode="align")',
     ),
+    "pause": (
+        lambda: hasattr(optional("vllm.v1.core.sched.scheduler", "Scheduler"), "set_pause_state"),
+        "Scheduler.set_pause_state (from 0.17)",
+    ),
+    "encoder_reset": (
+        lambda: _engine_core_has("reset_encoder_cache"),
+        "EngineCore.reset_encoder_cache (from 0.16)",
+    ),
+    "load_failure_policy": (_has_load_failure_policy, "KVTransferConfig has no kv_load_failure_policy"),
+    "hybrid_connector": (
+        lambda: not loads_are_whole_blocks(),
+        "the scheduler takes a connector's asynchronous load for one of a single KV cache group",
+    ),
     "v2_runner": (
         lambda: _has_v2_runner(),
         "its V2 model runner, if it has one, does not run on a CPU, so that no stub of it was ever proven",
     ),
     "v2_ngram": (
-        lambda: _worker_source("gpu/spec_decode/ngram/speculator.py").is_file(),
+        lambda: worker_source("gpu/spec_decode/ngram/speculator.py").is_file(),
         "its V2 model runner has no n-gram search",
     ),
 }
@@ -149,94 +181,24 @@ def lone_request_has_no_threshold() -> bool:
     return "num_eligible_reqs" in Scheduler.schedule.__code__.co_varnames
 
 
-@functools.cache
-def runner_traits() -> Traits:
-    """What this release's GPUModelRunner does, read off its syntax tree."""
-    return Traits(
-        drafter_falls_back=_falls_back(_runner_function("_gather_mm_embeddings")),
-        drafts_without_room=_drafts_without_room(),
-        counts_are_optimistic="optimistic_num_accepted" in ast.unparse(_runner_function("_update_states")),
-        placeholders_are_clamped="clamp_(min=0)" in ast.unparse(_runner_function("_preprocess")),
-        resumed_states_are_forgotten=_resumed_states_are_forgotten(),
-        masks_are_strided=_masks_are_strided(),
-    )
+def blocks_reserved_for_decoding(scheduler: Any) -> int:
+    """Blocks that must be free beside an asynchronous load's own: none up to 0.30, a method in 0.31, then a number."""
+    reserved = getattr(scheduler, "_spec_decode_step_blocks", 0)
+    return int(reserved() if callable(reserved) else reserved)
+
+
+def transfer_results(sent: set[str], received: set[str]) -> Any:
+    """What a connector's worker side answers from 0.30 on, where `get_finished` answered before."""
+    results = optional("vllm.distributed.kv_transfer.kv_connector.v1.base", "KVConnectorTransferResults")
+    return results(finished_sending=sent, finished_recving=received)
 
 
 @functools.cache
-def runner_traits_v2() -> TraitsV2:
-    """What this release's V2 model runner does, read off its syntax trees."""
-    append = _function("gpu/block_table.py", "append_block_ids")
-    return TraitsV2(
-        drafter_falls_back=_falls_back(_function("gpu/mm/encoder_runner.py", "gather_mm_embeddings")),
-        tables_are_bounded=any(isinstance(node, ast.Raise) for node in ast.walk(append)),
-        masks_are_strided="range(self.mask_stride)" in ast.unparse(_worker_tree("gpu/structured_outputs.py")),
-    )
+def transfers_keep_the_engine_awake() -> bool:
+    """Whether ended requests whose blocks a connector's transfer holds count in `Scheduler.has_requests`."""
+    from vllm.v1.core.sched.scheduler import Scheduler
 
-
-def _falls_back(gather: ast.FunctionDef) -> bool:
-    """Up to 0.23 a runner's gather asserts on every miss; from 0.24 it uses the token embedding for an image that
-    starts at or after the end of the processed range, and raises for all others.
-    """
-    return not any(
-        isinstance(node, ast.Assert) and "Encoder cache miss" in ast.unparse(node)
-        for node in ast.walk(gather)
-    )
-
-
-def _resumed_states_are_forgotten() -> bool:
-    """True also where states are not cached, so that it does not matter."""
-    source = _worker_source("mamba_utils.py")
-    return not source.is_file() or "resumed_req_ids" in source.read_text(encoding="utf-8")
-
-
-def _masks_are_strided() -> bool:
-    from vllm.v1.structured_output.utils import apply_grammar_bitmask
-
-    return "mask_stride" in apply_grammar_bitmask.__code__.co_varnames
-
-
-def _drafts_without_room() -> Literal["zeros", "zeros if async", "none"]:
-    """Up to 0.13 nothing; up to 0.20 zeros, if scheduling is asynchronous and the drafter has a model; then zeros
-    always.
-    """
-    function = _runner_function("sample_tokens")
-    zeros = "self._draft_token_ids = torch.zeros(1"
-    for node in ast.walk(function):
-        if not isinstance(node, ast.If) or ast.unparse(node.test) != "not input_fits_in_drafter":
-            continue
-        if any(ast.unparse(statement).startswith(zeros) for statement in node.body):
-            return "zeros"
-    return "zeros if async" if zeros in ast.unparse(function) else "none"
-
-
-def _runner_function(name: str) -> ast.FunctionDef:
-    return _function("gpu_model_runner.py", name)
-
-
-def _function(file: str, name: str) -> ast.FunctionDef:
-    """A function of a file of `vllm.v1.worker`."""
-    for node in ast.walk(_worker_tree(file)):
-        if isinstance(node, ast.FunctionDef) and node.name == name:
-            return node
-    raise HarnessError(
-        f"vLLM's worker/{file} has no {name}: the stub's contract must be read again for this release"
-    )
-
-
-@functools.cache
-def _worker_tree(file: str) -> ast.Module:
-    # Read, not imported: runners need compiled kernels.
-    source = _worker_source(file)
-    if not source.is_file():
-        raise HarnessError(f"this vLLM has no worker/{file}")
-    return ast.parse(source.read_text(encoding="utf-8"))
-
-
-def _worker_source(file: str) -> Path:
-    spec = importlib.util.find_spec("vllm.v1.worker")
-    if spec is None or not spec.submodule_search_locations:
-        raise HarnessError("this vLLM has no vllm.v1.worker package")
-    return Path(spec.submodule_search_locations[0]) / file
+    return "connector" in Scheduler.has_finished_requests.__code__.co_names
 
 
 def attention_interfaces() -> tuple[Any, Any]:
@@ -317,7 +279,7 @@ def _has_v2_runner() -> bool:
     """Whether a configuration can have the V2 model runner (from 0.22), with parts for CPUs (from 0.23)."""
     from vllm.config import VllmConfig
 
-    return hasattr(VllmConfig, "use_v2_model_runner") and _worker_source("cpu/buffer_utils.py").is_file()
+    return hasattr(VllmConfig, "use_v2_model_runner") and worker_source("cpu/buffer_utils.py").is_file()
 
 
 def v2_unsupported(vllm_config: Any) -> list[str]:

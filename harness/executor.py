@@ -12,7 +12,9 @@ class Dispatcher(Protocol):
 
     world: World
     worker: Worker
-    arriving: Flight | None
+
+    def take(self, flight: Flight) -> Any:
+        """The engine loop takes the flight's result: vLLM's ModelRunnerOutput."""
 
     def dispatch(self, scheduler_output: Any) -> Flight:
         """Starts the step."""
@@ -37,8 +39,7 @@ class _Future:
     def result(self, timeout: float | None = None) -> Any:
         if self._flight is None:
             return None
-        self._run.arriving = self._flight
-        return self._flight.output()
+        return self._run.take(self._flight)
 
 
 class Executor:
@@ -70,6 +71,18 @@ class Executor:
         self._run.sample(flight, grammar_output)
         future = _Future(self._run, flight)
         return future if non_block else future.result()
+
+    def reset_mm_cache(self) -> None:
+        self._run.worker.reset_mm_cache()
+
+    def reset_encoder_cache(self) -> None:
+        self._run.worker.reset_encoder_cache()
+
+    def collective_rpc(self, method: str) -> list[Any]:
+        """A pause waits for the device before it completes (from 0.30); here its results have been taken."""
+        if method != "synchronize_device":
+            raise HarnessError(f"EngineCore calls {method} on its workers, which no worker here answers")
+        return [None]
 
     def take_draft_token_ids(self) -> Any:
         """The drafts of the last step; None before the first."""

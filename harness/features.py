@@ -7,7 +7,24 @@ rejected, with the reason; generators leave it out.
 from collections.abc import Callable, Mapping
 
 from harness.groups import is_hybrid, states_are_cached
-from harness.scenario import Scenario
+from harness.scenario import Pause, Reset, Scenario
+
+
+def _pauses(scenario: Scenario) -> bool:
+    return any(isinstance(event, Pause) for event in scenario.timeline)
+
+
+def _resets_encoder(scenario: Scenario) -> bool:
+    return any(isinstance(event, Reset) and event.cache == "encoder" for event in scenario.timeline)
+
+
+def _fails_loads(scenario: Scenario) -> bool:
+    connector = scenario.engine.connector
+    return connector is not None and connector.kv_load_failure_policy == "fail"
+
+
+def _loads_groups(scenario: Scenario) -> bool:
+    return scenario.engine.connector is not None and scenario.engine.sliding_window > 0
 
 
 def uses_v2_ngram(scenario: Scenario) -> bool:
@@ -19,6 +36,10 @@ def uses_v2_ngram(scenario: Scenario) -> bool:
 OPTIONAL: Mapping[str, Callable[[Scenario], bool]] = {
     "groups": lambda scenario: bool(scenario.engine.kv_cache_groups) and not is_hybrid(scenario.engine),
     "mamba_cache": lambda scenario: states_are_cached(scenario.engine),
+    "pause": _pauses,
+    "encoder_reset": _resets_encoder,
+    "load_failure_policy": _fails_loads,
+    "hybrid_connector": _loads_groups,
     "v2_runner": lambda scenario: scenario.engine.model_runner == "v2",
     "v2_ngram": uses_v2_ngram,
 }

@@ -81,6 +81,13 @@ class Mamba(_Base, frozen=True, tag="mamba", tag_field="kind", array_like=True):
 Group: TypeAlias = Full | Window | Chunked | Mamba
 
 
+class Connector(_Base, frozen=True):
+    """vLLM's KVTransferConfig: a KV connector, whose other side is scripted by `Request.load` and `Request.send`."""
+
+    kv_role: Literal["kv_both", "kv_consumer", "kv_producer"] = "kv_both"
+    kv_load_failure_policy: Literal["recompute", "fail"] = "recompute"
+
+
 class Engine(_Base, frozen=True):
     """Configuration of the engine; every name but `interleaving` and `model_runner` is vLLM's.
 
@@ -106,6 +113,7 @@ class Engine(_Base, frozen=True):
     kv_cache_groups: Annotated[tuple[Group, ...], Meta(max_length=MAX_GROUPS)] = ()
     speculative: Speculative | None = None
     encoder: Encoder | None = None
+    connector: Connector | None = None
     interleaving: Literal["engine", "free"] = "engine"
     model_runner: Literal["v1", "v2"] = "v1"
 
@@ -137,11 +145,27 @@ class Grammar(_Base, frozen=True):
     fails: bool = False
 
 
+class Load(_Base, frozen=True):
+    """What a KV connector finds outside for a request: the KV of its first `tokens` positions.
+
+    It does not know yet the first `undecided` times that it is asked. A synchronous load is there with the step that
+    needs it, an asynchronous one `latency` iterations after it began. `failed` names blocks, counted from the first one
+    that is loaded, whose load fails; only a request's first load does.
+    """
+
+    tokens: Count = 1
+    load_kv_async: bool = False
+    latency: Delay = 0
+    failed: Script = ()
+    undecided: Draft = 0
+
+
 class Request(_Base, frozen=True):
     """A request as the front end would submit it, and the script of the model's answers to it.
 
     `eos_at` and `stop_at` give the output position (0 is the first generated token) at which the reference model emits
-    EOS or a stop token. `acceptance` cycles over the request's drafting steps: how many drafts, from the first, will
+    EOS or a stop token; never below `min_tokens`, where a sampler masks them. Salts are numbers; 0 is none.
+    `acceptance` cycles over the request's drafting steps: how many drafts, from the first, will
     be right (capped by `num_speculative_tokens`); it is laid along the outputs, see `Reference.errs`.
     """
 
@@ -155,6 +179,12 @@ class Request(_Base, frozen=True):
     stop_at: Tokens | None = None
     acceptance: Script = ()
     grammar: Grammar | None = None
+    min_tokens: Tokens = 0
+    cache_salt: Annotated[int, Meta(ge=0, le=3)] = 0
+    skip_reading_prefix_cache: bool = False
+    load: Load | None = None
+    send: Delay | None = None
+    """Iterations that the connector takes, once the request has ended, to send its blocks; None if it does not."""
 
 
 class Arrive(_Base, frozen=True, tag="arrive", tag_field="event"):
@@ -172,7 +202,35 @@ class Abort(_Base, frozen=True, tag="abort", tag_field="event"):
     in_step: bool = False
 
 
-Event: TypeAlias = Arrive | Abort
+class Reset(_Base, frozen=True, tag="reset", tag_field="event"):
+    """`EngineCore.reset_prefix_cache`, or `reset_encoder_cache`.
+
+    Without `reset_running_requests` the scheduler refuses while blocks are in use. An encoder cache is reset only
+    while no request is unfinished, which a pause makes so: vLLM warns that anything else may desynchronise caches.
+    """
+
+    delay: Delay = 0
+    cache: Literal["prefix", "encoder"] = "prefix"
+    reset_running_requests: bool = False
+
+
+class Pause(_Base, frozen=True, tag="pause", tag_field="event"):
+    """`EngineCoreProc.pause_scheduler`; it completes, and clears the caches, when the engine has become idle."""
+
+    delay: Delay = 0
+    mode: Literal["abort", "wait", "keep"] = "abort"
+    clear_cache: bool = True
+
+
+class Resume(_Base, frozen=True, tag="resume", tag_field="event"):
+    """`EngineCoreProc.resume_scheduler`, after a pause, complete or not."""
+
+    delay: Delay = 0
+
+
+RequestEvent: TypeAlias = Arrive | Abort
+Control: TypeAlias = Reset | Pause | Resume
+Event: TypeAlias = RequestEvent | Control
 
 
 class Scenario(_Base, frozen=True):
@@ -199,6 +257,11 @@ def prompt_length(request: Request, images: tuple[int, ...]) -> int:
 def content_hash(scenario: Scenario) -> str:
     """Sixteen hex digits that name the scenario (SHA-256 of its compact canonical form)."""
     return hashlib.sha256(msgspec.json.encode(scenario)).hexdigest()[:16]
+
+
+def concerns(event: Event) -> int | None:
+    """The request that an event is about; None for what concerns the whole engine."""
+    return event.request if isinstance(event, Arrive | Abort) else None
 
 
 def request_id(index: int) -> str:

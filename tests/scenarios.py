@@ -13,14 +13,19 @@ from harness.scenario import (
     Abort,
     Arrive,
     Chunked,
+    Connector,
     Encoder,
     Engine,
     Event,
     Full,
     Grammar,
     Image,
+    Load,
     Mamba,
+    Pause,
     Request,
+    Reset,
+    Resume,
     Scenario,
     Speculative,
     Text,
@@ -50,6 +55,7 @@ def text(length: int, tokens: int = 4, stream: int = 0, **rest: object) -> Reque
 SMALL = Engine(max_num_batched_tokens=16, max_model_len=48, block_size=4, num_gpu_blocks=64)
 TIGHT = replace(SMALL, num_gpu_blocks=13, max_num_seqs=3)
 """Twelve blocks of 4 for requests of up to 48 tokens: three of them preempt one another."""
+CONNECTED = replace(SMALL, connector=Connector())
 VISION = replace(SMALL, encoder=Encoder(max_num_encoder_input_tokens=16, encoder_cache_size=16))
 EAGLE = Speculative("eagle", 2)
 EVERYTHING = replace(VISION, async_scheduling=True, speculative=EAGLE)
@@ -70,6 +76,9 @@ def structured(*requests: Request, delay: int = 0) -> tuple[Request, ...]:
 
 MIXED = (*structured(*DRAFTED), text(7, 6, 2, eos_at=4, grammar=Grammar(2)), text(6, 8, 3))
 """Structured requests, one of which comes late and stops, and one that is not."""
+FORCED = Reset(2, reset_running_requests=True)
+TALK = (text(14, 6), text(9, 6, 1))
+SALTED = (text(14, 3), text(14, 3, cache_salt=1), text(14, 3, cache_salt=2), text(14, 3, cache_salt=1))
 
 LEGAL: dict[str, Scenario] = {
     "plain": scenario(SMALL, text(5), text(7, 3, 1)),
@@ -146,6 +155,22 @@ LEGAL: dict[str, Scenario] = {
         *BACKLOG,
         text(20, 12, 3),
     ),
+    "mamba_cache": scenario(
+        replace(
+            TIGHT, kv_cache_groups=(Full(), Mamba()), async_scheduling=True, max_num_seqs=4, num_gpu_blocks=15
+        ),
+        *BACKLOG,
+        text(20, 12, 3),
+        text(24, 5, 3),
+        events=(Arrive(0), Arrive(1), Arrive(2, 2), Arrive(3, 2), Arrive(4, 1)),
+    ),
+    "mamba_cache_eagle": scenario(
+        replace(SMALL, kv_cache_groups=(Full(), Mamba()), speculative=Speculative("eagle", 3)),
+        text(18, 9, acceptance=(3, 0, 2, 1)),
+        text(17, 7, acceptance=(2, 3)),
+        text(26, 6, acceptance=(1,)),
+        events=(Arrive(0), Arrive(1, 4), Arrive(2, 3)),
+    ),
     "async": scenario(replace(SMALL, async_scheduling=True), text(20, 6), text(5, 6, 1), delays=(0, 2, 1)),
     "async_preemption": scenario(replace(TIGHT, async_scheduling=True), *BACKLOG),
     "async_abort": scenario(
@@ -203,6 +228,106 @@ LEGAL: dict[str, Scenario] = {
         text(5, 6, 1),
         delays=(3, 0, 2, 1),
     ),
+    "reset": scenario(
+        SMALL, *TALK, events=(Arrive(0), Reset(1), FORCED, Arrive(1, 1), Reset(40), Reset(0, "prefix", True))
+    ),
+    "reset_async": scenario(
+        replace(SMALL, async_scheduling=True), *TALK, events=(Arrive(0), Arrive(1), FORCED, FORCED)
+    ),
+    "reset_spec_async": scenario(
+        replace(SMALL, async_scheduling=True, speculative=EAGLE),
+        *DRAFTED,
+        events=(Arrive(0), Arrive(1), FORCED, FORCED),
+    ),
+    "reset_free": scenario(
+        replace(SMALL, async_scheduling=True, interleaving="free"),
+        *TALK,
+        events=(Arrive(0), Arrive(1), FORCED, FORCED),
+        delays=(3, 0, 2, 1),
+    ),
+    "encoder_reset": scenario(
+        VISION,
+        PICTURE,
+        PICTURE,
+        images=(6,),
+        events=(Arrive(0), Reset(1, "encoder"), Reset(20, "encoder"), Arrive(1)),
+    ),
+    "encoder_reset_mid_item": scenario(
+        replace(EVERYTHING, max_num_batched_tokens=5),
+        ALBUM,
+        images=(6, 8),
+        events=(Arrive(0), Pause(2, "keep", clear_cache=False), Reset(0, "encoder"), Resume(9)),
+    ),
+    "pause_abort": scenario(SMALL, *TALK, events=(Arrive(0), Pause(2), Arrive(1, 1), Resume(9))),
+    "pause_wait": scenario(SMALL, *TALK, events=(Arrive(0), Pause(2, "wait"), Arrive(1, 1), Resume(20))),
+    "pause_keep": scenario(SMALL, *TALK, events=(Arrive(0), Pause(2, "keep"), Arrive(1, 1), Resume(20))),
+    "pause_async": scenario(
+        replace(SMALL, async_scheduling=True, speculative=EAGLE),
+        *DRAFTED,
+        events=(Arrive(0), Pause(2, "keep"), Arrive(1, 1), Resume(9), Pause(2, "wait"), Resume(20)),
+        delays=(2,),
+    ),
+    "min_tokens": scenario(SMALL, text(5, 8, eos_at=4, min_tokens=4), text(6, 8, 1, min_tokens=8)),
+    "cache_salt": scenario(SMALL, *SALTED, events=tuple(Arrive(index, 4) for index in range(4))),
+    "skip_prefix": scenario(
+        TIGHT,
+        text(14, 3),
+        text(14, 9, skip_reading_prefix_cache=True),
+        events=(Arrive(0), Arrive(1, 4), FORCED),
+    ),
+    "connector_sync": scenario(CONNECTED, text(13, load=Load(10)), text(9, 4, 1)),
+    "connector_async": scenario(CONNECTED, text(13, load=Load(13, True, 3, undecided=1)), text(9, 6, 1)),
+    "connector_send": scenario(CONNECTED, text(13, send=4), text(9, 4, 1, send=0)),
+    "connector_failure": scenario(
+        CONNECTED, text(13, load=Load(10, failed=(1,))), text(14, 4, 1, load=Load(12, True, 2, failed=(0, 2)))
+    ),
+    "connector_fail_policy": scenario(
+        replace(CONNECTED, connector=Connector(kv_load_failure_policy="fail")),
+        text(13, load=Load(10, failed=(1,))),
+        text(14, 4, 1, load=Load(12, True, 2, failed=(2,))),
+        text(6, 4, 2),
+    ),
+    "connector_abort": scenario(
+        replace(CONNECTED, async_scheduling=True),
+        text(13, load=Load(10, True, 6), send=2),
+        text(9, 6, 1, send=3),
+        events=(Arrive(0), Arrive(1), Abort(0, 2), Abort(1, 2)),
+    ),
+    "connector_grammar": scenario(
+        replace(CONNECTED, async_scheduling=True),
+        text(1, 2, grammar=Grammar(), send=0),
+        events=(Arrive(0), Abort(0, 1, in_step=True)),
+    ),
+    "connector_preemption": scenario(
+        replace(TIGHT, connector=Connector()),
+        *(text(20, 12, stream, load=Load(12, True, 1), send=1) for stream in range(3)),
+    ),
+    "connector_salt": scenario(
+        CONNECTED,
+        text(13, load=Load(10), send=1, cache_salt=1),
+        text(13, 6, skip_reading_prefix_cache=True, load=Load(13, True, 1), cache_salt=1),
+        text(13, 4, cache_salt=2),
+        events=(Arrive(0), Arrive(1, 4), Arrive(2, 4)),
+    ),
+    "connector_reset": scenario(
+        CONNECTED,
+        text(13, 9, load=Load(10)),
+        text(14, 6, 1, load=Load(14, True, 6), send=4),
+        events=(Arrive(0), FORCED, Arrive(1), FORCED, FORCED, Reset(12)),
+    ),
+    "connector_pause": scenario(
+        CONNECTED,
+        text(13, 9, load=Load(10)),
+        text(14, 6, 1, load=Load(14, True, 6), send=4),
+        events=(
+            Arrive(0),
+            Arrive(1),
+            Pause(1, "wait", clear_cache=False),
+            Resume(9),
+            Pause(1, "keep", clear_cache=False),
+            Resume(9),
+        ),
+    ),
 }
 """By name; legal on every release (asynchronous drafts with grammars from 0.14 on), and quiet on the newest but for the
 hazard of the asynchronous encoder cache."""
@@ -210,8 +335,9 @@ hazard of the asynchronous encoder cache."""
 LEGAL_V2 = {
     f"{name}, V2": replace(made, engine=replace(made.engine, model_runner="v2"))
     for name, made in LEGAL.items()
+    if made.engine.connector is None
 }
-"""The same on the V2 model runner; what a release lacks of it is rejected there."""
+"""The same on the V2 model runner, as far as it is modelled; what a release lacks of it is rejected there."""
 
 EVICTABLE = {
     "sync": scenario(VISION, PICTURE, images=(6,)),
@@ -260,6 +386,9 @@ TRUE_OF_BOTH = {
     ("O7", "livelock", LONG_ITEM),
     ("O7", "livelock", LOOKED_AHEAD),
     ("O4", "target-read-miss", "cached according to EncoderCacheManager"),
+    ("O2", "kv-read-mismatch", "position that the connector loaded"),
+    ("O13", "write-null-block", "SchedulerOutput"),
+    ("O17", "failed-load-not-undone", "Scheduler._handle_invalid_blocks"),
 }
 KNOWN_TRUE = {
     "0.32.0": {*TRUE_OF_BOTH, ("O7", "no-progress", "before an encoder input")},
@@ -267,7 +396,9 @@ KNOWN_TRUE = {
 }
 """(oracle, kind, anchor) of what a release does wrong on legal input. O7: ledger derived-34220; a threshold below an
 image that may not be chunked; on 0.32.0 also an image right behind one that fills the encoder cache, with a drafter
-that looks ahead. O4: the encoder input of a victim of the same pass, allocated and never encoded."""
+that looks ahead. O4: the encoder input of a victim of the same pass, allocated and never encoded. O2 and O13:
+a load of a whole prompt leaves a sliding window one token short. O17: a synchronous load that fails beside a step in
+flight."""
 KNOWN_ASSERT = "assert num_new_tokens == 1 + self.num_spec_tokens"
 """The source line of a known O1 on 0.33.0: long_prefill_token_threshold < 1 + num_speculative_tokens."""
 

@@ -19,6 +19,9 @@ EXPECTED = {
         "0.24.0": None,
         "0.33.0": None,
     },
+    "drafts-without-a-mask-after-a-pause": dict.fromkeys(
+        ("0.20.2", "0.24.0", "0.33.0"), "O16-mask-allows-every-token-eadf5c2b"
+    ),
     "grammar-that-does-not-compile": {
         "0.20.2": "O1-exception-45fd120c",
         "0.24.0": "O1-exception-45fd120c",
@@ -58,14 +61,63 @@ EXPECTED = {
     },
     "rejected-drafts-taken-back-twice": {"0.20.2": None, "0.33.0": None},
     "drafts-of-an-older-step": {"0.20.2": None, "0.33.0": None},
+    "reset-discards-a-token-not-yet-sampled": {
+        "0.20.2": "O8-wrong-token-14b7bfe8",
+        "0.24.0": None,
+        "0.33.0": None,
+    },
+    "reset-discards-frames-by-tokens": {
+        "0.20.2": None,
+        "0.24.0": "O8-wrong-token-14b7bfe8",
+        "0.33.0": None,
+    },
+    "min-tokens-beyond-model-length": {
+        "0.20.2": "O7-no-progress-94d9668c",
+        "0.24.0": "O7-no-progress-94d9668c",
+        "0.33.0": None,
+    },
+    "pause-does-not-wait-for-the-preempted": {"0.20.2": None, "0.24.0": None, "0.33.0": None},
+    "block-of-a-failed-load-stays-cached": {
+        "0.20.2": "O2-kv-read-mismatch-ac3bba5f",
+        "0.33.0": "O2-kv-read-mismatch-ac3bba5f",
+    },
+    "failed-load-reserves-blocks-against-itself": {
+        "0.20.2": None,
+        "0.24.0": "O7-no-progress-085fac0b",
+        "0.33.0": "O7-no-progress-085fac0b",
+    },
+    "load-beside-blocks-reserved-for-decoding": {"0.24.0": None, "0.33.0": "O7-no-progress-20c1b3ae"},
+    "synchronous-load-fails-with-a-step-in-flight": {
+        "0.20.2": "O17-failed-load-not-undone-0352806b",
+        "0.33.0": "O17-failed-load-not-undone-0352806b",
+    },
+    "window-short-of-a-recomputed-last-token": {
+        "0.20.2": "O2-kv-read-mismatch-dbc1f3be",
+        "0.33.0": "O2-kv-read-mismatch-dbc1f3be",
+    },
+    "null-block-hashed": {"0.20.2": None, "0.33.0": None},
+    "state-cached-where-no-step-ended": {
+        "0.20.2": "O2-kv-read-mismatch-358f2615",
+        "0.24.0": "O2-kv-read-mismatch-358f2615",
+        "0.33.0": None,
+    },
 }
-STUB = {"0.12.0": {"rejected-drafts-taken-back-twice": "O13-stale-token-6441eb63"}}
+STUB = {
+    "0.12.0": {
+        "rejected-drafts-taken-back-twice": "O13-stale-token-6441eb63",
+        "drafts-of-an-older-step": "O13-old-drafts-fed-b0db482b",
+        "null-block-hashed": "O1-exception-a500c39e",
+    }
+}
 """On releases that only the tests of the device need."""
 SEEN = {
     "0.12.0": {
         "draft-placeholders-embedded": "O1-exception-0a29c780",
         "rejected-drafts-taken-back-twice": "O8-wrong-token-14b7bfe8",
         "drafts-of-an-older-step": "O1-exception-cf2eda11",
+        "reset-discards-a-token-not-yet-sampled": "O8-wrong-token-14b7bfe8",
+        "min-tokens-beyond-model-length": "O7-no-progress-94d9668c",
+        "null-block-hashed": "O1-exception-a500c39e",
     },
     "0.28.0": {"resumed-request-without-item-data": None, "draft-placeholders-embedded": None},
     "0.29.0": {"resumed-request-without-item-data": "O1-exception-5e740330"},

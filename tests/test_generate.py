@@ -13,7 +13,17 @@ from fuzz.generate import FEATURES, chunk_length, generate, interesting_lengths,
 from harness.codec import decode, encode, validate
 from harness.features import uses_v2_ngram
 from harness.repair import blocks_needed, repair
-from harness.scenario import Abort, Arrive, Image, Request, Scenario, part_length, prompt_length
+from harness.scenario import (
+    Abort,
+    Arrive,
+    Image,
+    Pause,
+    Request,
+    Reset,
+    Scenario,
+    part_length,
+    prompt_length,
+)
 
 ALL = frozenset(FEATURES)
 quick = settings(max_examples=100, deadline=None, derandomize=True)
@@ -44,8 +54,29 @@ def uses(scenario: Scenario, feature: str) -> bool:
         "v2_ngram": uses_v2_ngram(scenario),
         "stop": any(r.ignore_eos or r.eos_at is not None or r.stop_at is not None for r in requests),
         "grammar": any(r.grammar for r in requests),
+        "reset": any(isinstance(e, Reset) and e.cache == "prefix" for e in scenario.timeline),
+        "encoder_reset": any(isinstance(e, Reset) and e.cache == "encoder" for e in scenario.timeline),
+        "pause": any(isinstance(event, Pause) for event in scenario.timeline),
+        "min_tokens": any(r.min_tokens for r in requests),
+        "cache_salt": any(r.cache_salt for r in requests),
+        "skip_prefix": any(r.skip_reading_prefix_cache for r in requests),
         "max_model_len": any(end >= engine.max_model_len for end in ends),
+        "connector": engine.connector is not None
+        or any(r.load is not None or r.send is not None for r in requests),
+        "failed_load": any(r.load is not None and r.load.failed for r in requests),
+        "load_failure_policy": engine.connector is not None
+        and engine.connector.kv_load_failure_policy == "fail",
+        "hybrid_connector": engine.connector is not None and engine.sliding_window > 0,
     }[feature]
+
+
+NEEDS = {
+    "failed_load": ("connector",),
+    "load_failure_policy": ("connector",),
+    "hybrid_connector": ("connector", "sliding_window"),
+    "v2_ngram": ("v2_runner", "spec"),
+}
+"""Features that are about others."""
 
 
 def prefill_edge_at_image(scenario: Scenario) -> bool:
@@ -191,8 +222,8 @@ def test_images_are_often_shared_and_seldom_all_fit() -> None:
 @pytest.mark.parametrize("feature", [feature for feature in FEATURES if feature != "text"])
 def test_every_feature_alone_and_among_all_is_used(feature: str) -> None:
     """On in 60% of scenarios, with weights of a quarter at least: 5% is far below what any feature should reach."""
-    others = {"v2_ngram": {"v2_runner", "spec"}}.get(feature, {"chunked_prefill"})
-    assert share(300, frozenset({feature, *others}), lambda s: uses(s, feature)) >= 0.05
+    needed = {"chunked_prefill", *NEEDS.get(feature, ())}
+    assert share(300, frozenset({feature, *needed}), lambda s: uses(s, feature)) >= 0.05
     assert share(300, ALL, lambda s: uses(s, feature)) >= 0.05
 
 

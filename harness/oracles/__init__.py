@@ -2,6 +2,7 @@
 
 from harness.oracles.base import Oracle
 from harness.oracles.block_pool import BlockAccounting
+from harness.oracles.connector import ConnectorProtocol
 from harness.oracles.contract import Contract
 from harness.oracles.counters import Counters
 from harness.oracles.drain import Drain
@@ -31,6 +32,7 @@ ALL: tuple[type[Oracle], ...] = (
     Drain,
     Contract,
     GrammarMasks,
+    ConnectorProtocol,
 )
 
 VISIBLE: tuple[type[Oracle], ...] = (Exceptions, Progress, Outputs)

@@ -2,9 +2,9 @@
 
 from typing import Any, ClassVar
 
-from harness.groups import attended_from, groups_of
+from harness.groups import attended_from, groups_of, states_are_cached
 from harness.oracles.base import Oracle
-from harness.scenario import image_hash
+from harness.scenario import Mamba, image_hash
 from harness.step import Step
 from harness.verdict import Level
 
@@ -17,7 +17,8 @@ class Fences(Oracle):
     0.19.1) makes the entry evictable in the very pass that schedules its read.
 
     KV blocks: every block of a scheduled request's table that the step reads or writes has a reference and is not in
-    the free queue when the pass ends, and no two requests of a step write one block.
+    the free queue when the pass ends, and no two requests of a step write one block, unless both compute a
+    failed load again.
 
     Hazards, harmless only because today's worker runs steps in order: an encoder entry that becomes evictable while a
     later step, already dispatched, still reads it (asynchronous scheduling, to 0.33); a block that a step writes while
@@ -92,8 +93,14 @@ class Fences(Oracle):
         for request, start in step.computed.items():
             for group, manager in enumerate(managers):
                 blocks = manager.req_to_blocks.get(request, ())
-                first = attended_from(groups[group], start)
-                for block in blocks[first // manager.block_size : -(-start // manager.block_size)]:
+                size = manager.block_size
+                # A state stands for all positions before it.
+                first = (
+                    max(0, start - 1)
+                    if isinstance(groups[group], Mamba)
+                    else attended_from(groups[group], start)
+                )
+                for block in blocks[first // size : -(-start // size)]:
                     users.setdefault(block.block_id, request)
                     if block.ref_cnt < 1 and not block.is_null:
                         self.report(
@@ -106,6 +113,7 @@ class Fences(Oracle):
     def _block_writes(self, step: Step, users: dict[int, str]) -> None:
         managers = self.world.scheduler.kv_cache_manager.coordinator.single_type_managers
         computed = step.computed
+        groups = groups_of(self.world.engine)
         for group, manager in enumerate(managers):
             writers: dict[int, str] = {}
             for request, count in step.scheduled.items():
@@ -114,13 +122,17 @@ class Fences(Oracle):
                 if start is None or blocks is None:
                     continue
                 size = manager.block_size
-                for block in blocks[start // size : (start + count - 1) // size + 1]:
+                first, last = start // size, (start + count - 1) // size
+                if isinstance(groups[group], Mamba) and states_are_cached(self.world.engine):
+                    # The state is kept where the step ends; one for each draft after it.
+                    first, last = last, last + len(step.drafts.get(request, ()))
+                for block in blocks[first : last + 1]:
                     if block.is_null:
                         continue
                     self._reused(step, request, block.block_id)
                     users[block.block_id] = request
                     other = writers.setdefault(block.block_id, request)
-                    if other != request:
+                    if other != request and not self._recompute_together(other, request):
                         self.report(
                             "block-written-twice",
                             f"group {group}",
@@ -135,6 +147,11 @@ class Fences(Oracle):
                             f"step {step.index}: {request} writes block {block.block_id}, which has no reference",
                             request,
                         )
+
+    def _recompute_together(self, *requests: str) -> bool:
+        """Whether all of them held a block whose load failed: each writes what they share again, and the same."""
+        external = self.world.external
+        return external is not None and external.failed.issuperset(requests)
 
     def _reused(self, step: Step, request: str, block: int) -> None:
         for index, users in self._users.items():

@@ -14,9 +14,11 @@ import numpy as np
 
 from harness.groups import attended_from, groups_of, looks_ahead
 from harness.model import Reference, mix
+from harness.peers.mover import Mover
 from harness.scenario import Engine, Mamba
 from harness.step import Step
 from harness.worker import masks
+from harness.worker.external import StubMemory
 from harness.worker.masks import Rows
 from harness.worker.observation import (
     Breach,
@@ -26,7 +28,7 @@ from harness.worker.observation import (
     Observation,
     RunnerFailure,
 )
-from harness.worker.shadow import KvShadow
+from harness.worker.shadow import KvShadow, Slots
 from harness.worker.states import Move, States
 from harness.worker.traits import Traits, TraitsV2
 
@@ -79,7 +81,9 @@ class Forward:
     grammars_limit_drafts: ClassVar[bool] = False
     """Whether drafts that a grammar does not accept are rejected, whatever the masks say."""
 
-    def __init__(self, engine: Engine, traits: Traits | TraitsV2) -> None:
+    def __init__(
+        self, engine: Engine, references: Mapping[str, Reference], traits: Traits | TraitsV2
+    ) -> None:
         self.engine = engine
         speculative = engine.speculative
         self.num_spec = speculative.num_speculative_tokens if speculative else 0
@@ -98,6 +102,10 @@ class Forward:
         self._drafter_falls_back = traits.drafter_falls_back
         self._starts: dict[str, int] = {}
         self._inputs: dict[str, list[int]] = {}
+        self._outside = StubMemory(self.kv, references, lambda seen: self.observations.append(seen))
+        self.mover = Mover(self._outside) if engine.connector else None
+        self.spoiled: set[str] = set()
+        """Rows of the step in progress that attend to what a failed load left."""
 
     @property
     def observations(self) -> list[Observation]:
@@ -126,16 +134,40 @@ class Forward:
         """Drafts of the last step that sampled, per row (what `take_draft_token_ids` returns)."""
         return self.drafts
 
-    def _check_total(self, step: Step) -> None:
+    def reset_encoder_cache(self) -> None:
+        """What was encoded has gone as if it had been evicted."""
+        self.encoder_cache.clear()
+
+    def _check_total(self, step: Step, *, fails: bool) -> None:
         if step.total != sum(step.scheduled.values()):
             message = f"total_num_scheduled_tokens is {step.total}, the sum is {sum(step.scheduled.values())}"
+            if fails:
+                raise self.batch.fail(Breach("wrong-total", message, fails=True))
             self.observations.append(Breach("wrong-total", message))
+
+    # -- connector ----------------------------------------------------------------------------------------------
+
+    def _transfer(self, step: Step, *, now: bool, last: bool = False) -> None:
+        """KVConnectorModelRunnerMixin: loads start before the forward pass or after it; then what is over is told."""
+        if self.mover is None:
+            return
+        if step.orders is None:
+            message = f"step {step.index} comes without metadata for the connector"
+            raise self.batch.fail(Breach("no-connector-metadata", message, "", True))
+        if now:
+            self.mover.now = step.iteration
+            self.mover.start(step.orders)
+        if last:
+            self.mover.finish()
 
     # -- encoder ------------------------------------------------------------------------------------------------
 
     def _run_encoder(self, step: Step) -> None:
         for request, indices in step.encoder_inputs.items():
-            cached = self.batch.requests[request]
+            cached = self.batch.requests.get(request)
+            if cached is None or not all(0 <= index < len(cached.items) for index in indices):
+                message = f"items {indices} of {request} are to be encoded, which the worker does not know"
+                raise self.batch.fail(Breach("unknown-encoder-input", message, request, True))
             for index in indices:
                 image = cached.items[index][2]
                 if index in cached.stripped:
@@ -179,19 +211,42 @@ class Forward:
             self._read(request, start, states=True)
         for request, start in starts.items():
             self._write(request, start, inputs[request], len(step.drafts.get(request, ())))
+        if self._outside.has_failed:
+            self._spread(starts, inputs)
         for request, start in starts.items():
             self._read(request, start, states=False)
+
+    def _spread(self, starts: dict[str, int], inputs: dict[str, list[int]]) -> None:
+        """What is computed from what a failed load left is as wrong as that."""
+        spreads = True
+        while spreads:
+            spreads = False
+            for request, start in starts.items():
+                if request in self.spoiled or not self._attends_to_spoiled(request, start):
+                    continue
+                spreads = True
+                self.spoiled.add(request)
+                for table in self.batch.requests[request].tables:
+                    self.kv.spoil(self.kv.slots(table, start, start + len(inputs[request])))
+
+    def _attends_to_spoiled(self, request: str, start: int) -> bool:
+        tables = self.batch.requests[request].tables
+        return any(
+            self.kv.is_spoiled(self.kv.slots(table, attended_from(kind, start), start))
+            for table, kind in zip(tables, self.groups, strict=True)
+        )
 
     def _write(self, request: str, start: int, tokens: list[int], drafts: int) -> None:
         cached = self.batch.requests[request]
         contents = np.array(self._contents(cached.reference, start, tokens), dtype=np.uint64)
+        contents ^= np.uint64(cached.reference.salt)
         for group, (table, kind) in enumerate(zip(cached.tables, self.groups, strict=True)):
             if isinstance(kind, Mamba):
                 written = contents[-1 - drafts :]
                 places = [self.states.target(request, draft) for draft in range(drafts + 1)]
                 slots = np.concatenate([self.kv.state(table, place) for place in places])
             else:
-                slots, written = self.kv.slots(table, start, start + len(tokens)), contents
+                slots, written = self._slots(request, table, start, start + len(tokens)), contents
             wrong = np.flatnonzero(slots < self.kv.block_size)
             if len(wrong):
                 position = start + int(wrong[0])
@@ -199,6 +254,15 @@ class Forward:
                 message = f"{request} writes position {position} of group {group} to a {what}"
                 self.observations.append(Breach("write-" + what.replace(" ", "-"), message, request))
             self.kv.write(group, slots, written)
+
+    def _slots(self, request: str, table: list[int], start: int, stop: int) -> Slots:
+        slots = self.kv.slots(table, start, stop)
+        beyond = slots[slots >= len(self.kv.contents)]
+        if len(beyond):
+            block = int(beyond[0]) // self.kv.block_size
+            message = f"{request} uses block {block}, which the cache does not have"
+            raise self.batch.fail(Breach("block-beyond-cache", message, request, True))
+        return slots
 
     @staticmethod
     def _contents(reference: Reference, start: int, tokens: list[int]) -> list[int]:
@@ -226,8 +290,9 @@ class Forward:
             if states:
                 slots = self.kv.state(table, self.states.source(request))
             else:
-                slots = self.kv.slots(table, first, start)
+                slots = self._slots(request, table, first, start)
             expected = np.array(cached.reference.contents[first:start], dtype=np.uint64)
+            expected ^= np.uint64(cached.reference.salt)
             wrong = self.kv.mismatches(group, slots, expected)
             if len(wrong):
                 slot = int(slots[wrong[0]])
@@ -241,16 +306,17 @@ class Forward:
                     )
                 )
 
-    def _check_fed(self, request: str, start: int, tokens: Sequence[int]) -> bool:
-        """Whether the tokens that no drafter proposed are true, as they must be."""
+    def _stale_token(self, request: str, start: int, tokens: Sequence[int]) -> Breach | None:
+        """The first of the tokens that no drafter proposed which is not the request's own. Not asked of a spoiled row:
+        what it sampled last is as wrong as what it attends to."""
         reference = self.batch.requests[request].reference
+        if request in self.spoiled:
+            return None
         for position, token in enumerate(tokens, start):
             if token != reference.token(position):
                 what = "a token that it does not know" if token < 0 else f"token {token}"
-                message = f"{request} is fed {what} at position {position}"
-                self.observations.append(Breach("stale-token", message, request))
-                return False
-        return True
+                return Breach("stale-token", f"{request} is fed {what} at position {position}", request)
+        return None
 
     def _verified(self, request: str, position: int, drafts: Sequence[int], rows: Rows | None) -> list[int]:
         """What the target says from `position` on, as far as the masks let it: the drafts that are right, and one

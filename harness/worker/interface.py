@@ -1,9 +1,10 @@
 """What stands behind the executor seam, whichever worker it is."""
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any, Protocol
 
+from harness.peers.orders import Transfers
 from harness.step import Step
 from harness.worker.observation import Observation
 
@@ -39,12 +40,29 @@ class Worker(Protocol):
         for a step without tokens. RunnerFailure as in `execute_model`; `observations` are of this call."""
 
     @property
+    def transfers(self) -> Transfers:
+        """What the connector's worker side reports with the step in progress."""
+
+    @property
+    def spoiled(self) -> Set[str]:
+        """Rows of the step in progress that attend to what a failed load left: what they sample is anything."""
+
+    @property
     def observations(self) -> Sequence[Observation]:
         """What the step in progress has met in the last call."""
 
     def sampled(self, step: Step) -> dict[str, list[int]]:
         """Tokens that the step sampled, per row; empty lists for unfinished prefills. Known before the result by the
         stub only."""
+
+    def reset_mm_cache(self) -> None:
+        """What the executor passes on; no step depends on it."""
+
+    def reset_encoder_cache(self) -> None:
+        """Drops every encoder output."""
+
+    def forget(self) -> None:
+        """The whole KV cache becomes unwritten: no step may read what is there now."""
 
     def take_drafts(self) -> tuple[list[str], list[list[int]]] | None:
         """Request ids and drafts of the last step that had tokens."""

@@ -1,10 +1,11 @@
 """The stub behind the executor seam."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from harness import compat
 from harness.model import Reference
+from harness.peers.orders import NOTHING, OrderedIds, Transfers
 from harness.scenario import Engine
 from harness.step import Step
 from harness.worker.forward import Forward
@@ -30,6 +31,14 @@ class StubWorker:
         self._sampled: dict[str, list[int]] = {}
 
     @property
+    def transfers(self) -> Transfers:
+        return NOTHING if self.stub.mover is None else self.stub.mover.transfers
+
+    @property
+    def spoiled(self) -> Set[str]:
+        return self.stub.spoiled
+
+    @property
     def observations(self) -> Sequence[Observation]:
         return tuple(self.stub.observations)
 
@@ -45,8 +54,17 @@ class StubWorker:
 
     def sample_tokens(self, step: Step, grammar_output: Any) -> Result:
         self._sampled = self.stub.sample(step, self._rows(step, grammar_output))
-        output = runner_output(self._sampled)
+        output = runner_output(self._sampled, None if self.stub.mover is None else self.transfers)
         return lambda: output
+
+    def reset_mm_cache(self) -> None:
+        """There is none."""
+
+    def reset_encoder_cache(self) -> None:
+        self.stub.reset_encoder_cache()
+
+    def forget(self) -> None:
+        self.stub.kv.forget()
 
     def take_drafts(self) -> tuple[list[str], list[list[int]]] | None:
         drafts = self.stub.take_drafts()
@@ -66,10 +84,15 @@ class StubWorker:
         return rows
 
 
-def runner_output(sampled: Mapping[str, Sequence[int]]) -> Any:
-    """vLLM's ModelRunnerOutput for what a step sampled."""
-    from vllm.v1.outputs import ModelRunnerOutput
+def runner_output(sampled: Mapping[str, Sequence[int]], transfers: Transfers | None = None) -> Any:
+    """vLLM's ModelRunnerOutput for what a step sampled, and for what its connector reports if it has one."""
+    from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
+    connector_output = transfers and KVConnectorOutput(
+        finished_sending=OrderedIds(transfers.sent),
+        finished_recving=OrderedIds(transfers.received),
+        invalid_block_ids=set(transfers.invalid),
+    )
     return compat.construct(
         ModelRunnerOutput,
         req_ids=list(sampled),
@@ -78,4 +101,5 @@ def runner_output(sampled: Mapping[str, Sequence[int]]) -> Any:
         logprobs=None,
         prompt_logprobs_dict={},
         pooler_output=[],
+        kv_connector_output=connector_output,
     )

@@ -27,34 +27,55 @@ class StubV1(Forward):
     """One worker for one execution. `references` maps request ids to their truth."""
 
     def __init__(self, engine: Engine, references: Mapping[str, Reference], traits: Traits) -> None:
-        super().__init__(engine, traits)
+        super().__init__(engine, references, traits)
         self.traits = traits
         self.batch: BatchV1 = BatchV1(references, async_scheduling=engine.async_scheduling, traits=traits)
         self.drafts_are_told = False
+        self._stale: set[str] = set()
+        """Requests that the step in progress has fed a token that is not theirs."""
+        self._untold: list[Breach] = []
+        self._step: Step
+        """The step in progress, as the batch runs it."""
 
     def forward(self, step: Step) -> None:
         self.batch.observations = []
-        self._starts, self._inputs = {}, {}
+        self._starts, self._inputs, self._untold = {}, {}, []
         self.kv.zero(step.zeroed)
         self.encoder_cache.difference_update(step.freed_encoder)
-        before = set(self.batch.rows)
-        self.batch.update(step)
+        self.spoiled.clear()
+        self._step = step = self.batch.update(step)
+        self._transfer(step, now=step.loads_first)
         if step.total == 0:
+            self._transfer(step, now=not step.loads_first, last=True)
             return
-        self._check_total(step)
+        self._check_total(step, fails=True)
         starts = {request: self.batch.start(request) for request in self.batch.rows}
         inputs = {request: self.batch.inputs(step, request) for request in self.batch.rows}
+        self.batch.take_drafts(step)
         self._run_encoder(step)
         for request in self.batch.rows:
             self._gather(request, self.batch.requests[request].computed, step.scheduled[request], "target")
         self._embed(step, inputs)
         if self.states.cached:
-            self._place_states(step, before)
+            self._place_states(step)
         self._forward(step, starts, inputs)
+        self._find_stale(step, starts, inputs)
+        self._transfer(step, now=not step.loads_first, last=True)
         self._starts, self._inputs = starts, inputs
 
+    def _find_stale(self, step: Step, starts: Mapping[str, int], inputs: Mapping[str, list[int]]) -> None:
+        known = {request: len(inputs[request]) - len(step.drafts.get(request, ())) for request in starts}
+        found = [self._stale_token(one, starts[one], inputs[one][: known[one]]) for one in starts]
+        stale = [breach for breach in found if breach is not None]
+        self._stale = {breach.request for breach in stale}
+        # Beside another fault of the step it is a consequence, and told only if that one does not end the engine.
+        self._untold = stale if self.observations else []
+        if not self._untold:
+            self.observations.extend(stale)
+
     def sample(self, step: Step, rows: Mapping[str, Rows]) -> dict[str, list[int]]:
-        self.batch.observations = []
+        self.batch.observations = [*self._untold]
+        step = self._step
         if step.total == 0:
             return {}
         starts = self._starts
@@ -71,12 +92,9 @@ class StubV1(Forward):
             self._propose(step, starts, sampled, fits=longest + self.num_spec <= self.engine.max_model_len)
         return sampled
 
-    def _place_states(self, step: Step, before: set[str]) -> None:
-        """`mamba_utils.preprocess_mamba`; `before` are the rows of the step before."""
-        resumed = {row.request for row in step.cached if row.resumed}
-        self.states.begin(
-            step, [request for request in self.batch.rows if request in resumed or request not in before]
-        )
+    def _place_states(self, step: Step) -> None:
+        """`mamba_utils.preprocess_mamba`."""
+        self.states.begin(step, self.batch.returned)
         self._move_states(
             {
                 request: self.states.place(
@@ -106,12 +124,13 @@ class StubV1(Forward):
         cached, start, tokens = self.batch.requests[request], self._starts[request], self._inputs[request]
         drafts = len(step.drafts.get(request, ()))
         last = start + len(tokens) - drafts
-        true = self._check_fed(request, start, tokens[: len(tokens) - drafts])
         if cached.computed + len(tokens) < len(cached.prompt) + len(cached.outputs):
             return []
+        if request in self.spoiled:
+            return [wrong_token(cached.reference.token(last))]
         proposed = tokens[len(tokens) - drafts :] if drafts else ()
         sampled = self._verified(request, last, proposed, rows)
-        if cached.reference.request.grammar is not None and true:
+        if cached.reference.request.grammar is not None and request not in self._stale:
             self._check_mask(request, last - len(cached.prompt), len(sampled), rows)
         if last + len(sampled) > self.engine.max_model_len:
             message = f"{request} samples up to position {last + len(sampled)}, past max_model_len"
@@ -138,7 +157,10 @@ class StubV1(Forward):
             }
         else:
             self.drafts = self._drafts_without_room(starts)
-        self.batch.device_drafts = self.drafts or {}
+        if self.drafts is None and self.traits.drops_drafts and self.engine.async_scheduling:
+            self.batch.keep_old_drafts(starts, self.num_spec)
+        else:
+            self.batch.device_drafts, self.batch.drafted_rows = self.drafts, len(starts)
         # With asynchronous scheduling the host needs them for grammars only (`_copy_draft_token_ids_to_cpu`).
         self.drafts_are_told = step.structured or not self.engine.async_scheduling
 

@@ -30,7 +30,7 @@ class StubV2(Forward):
     grammars_limit_drafts = True
 
     def __init__(self, engine: Engine, references: Mapping[str, Reference], traits: TraitsV2) -> None:
-        super().__init__(engine, traits)
+        super().__init__(engine, references, traits)
         self.batch: BatchV2 = BatchV2(references, engine, traits)
         self.drafts = {}
 
@@ -42,7 +42,7 @@ class StubV2(Forward):
         self.kv.zero(step.zeroed)
         if step.total == 0:
             return
-        self._check_total(step)
+        self._check_total(step, fails=False)
         starts = {request: self.batch.requests[request].computed for request in step.scheduled}
         inputs = self._fed(step)
         self._run_encoder(step)
@@ -93,7 +93,9 @@ class StubV2(Forward):
         slot, tokens = self.batch.requests[request], self._inputs[request]
         known = len(tokens) - len(step.drafts.get(request, ()))
         position = slot.computed + known
-        true = self._check_fed(request, slot.computed, tokens[:known])
+        stale = self._stale_token(request, slot.computed, tokens[:known])
+        if stale is not None:
+            self.observations.append(stale)
         if slot.computed + len(tokens) < len(slot.prefill):
             return []
         # Drafts in a step that begins in the prefill pad it to the size of others, and are never right.
@@ -101,7 +103,7 @@ class StubV2(Forward):
         if rows is not None:
             drafts = drafts[: len(rows) - 1]
         sampled = self._verified(request, position, drafts, rows)
-        if slot.reference.request.grammar is not None and true:
+        if slot.reference.request.grammar is not None and stale is None:
             self._check_mask(request, position - slot.reference.prompt_length, len(sampled), rows)
         if slot.total + len(sampled) > self.engine.max_model_len:
             message = f"{request} samples up to position {position + len(sampled)}, past max_model_len"

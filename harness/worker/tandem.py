@@ -5,9 +5,10 @@ scheduler is sent them, the drafts. If they do not, one of them does not do what
 (the stub's contract, or the device's set-up), never a finding.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
+from harness.peers.orders import Transfers
 from harness.step import Step
 from harness.verdict import HarnessError
 from harness.worker.interface import Result, Worker
@@ -33,6 +34,18 @@ class Tandem:
         self._step: Step
         self._truth: dict[str, list[int]] = {}
         """What the last step samples, by the stub."""
+        self._spoiled: Set[str] = frozenset()
+        """Rows for which it may sample anything."""
+        self._suspect = False
+        """Whether the stub has found fault with the last step."""
+
+    @property
+    def transfers(self) -> Transfers:
+        return self.stub.transfers
+
+    @property
+    def spoiled(self) -> Set[str]:
+        return self.stub.spoiled
 
     @property
     def observations(self) -> Sequence[Observation]:
@@ -52,7 +65,9 @@ class Tandem:
                 lambda: self.device.sample_tokens(step, None)(),
             )
             raise
-        self._device(step, lambda: self.device.execute_model(step, scheduler_output))
+        self._spoiled = frozenset(self.stub.spoiled)
+        self._suspect = bool(observations)
+        self._device(step, lambda: self.device.execute_model(step, scheduler_output), self._suspect)
         return observations
 
     def sampled(self, step: Step) -> dict[str, list[int]]:
@@ -65,13 +80,18 @@ class Tandem:
             self._must_fail(step, failure, lambda: self.device.sample_tokens(step, grammar_output)())
             raise
         self._step, self._truth = step, self.stub.sampled(step)
-        truth = self._truth
-        result = self._device(step, lambda: self.device.sample_tokens(step, grammar_output))
+        truth, spoiled = self._truth, self._spoiled
+        self._suspect = suspect = self._suspect or bool(self.stub.observations)
+        result = self._device(step, lambda: self.device.sample_tokens(step, grammar_output), suspect)
+        if self.device.transfers != self.stub.transfers:
+            raise Disagreement(
+                step, f"the device reports {self.device.transfers}, the stub {self.stub.transfers}"
+            )
 
         def compared() -> Any:
-            output = self._device(step, result)
+            output = self._device(step, result, suspect)
             found = dict(zip(output.req_ids, map(list, output.sampled_token_ids), strict=False))
-            for request in truth | found:
+            for request in sorted((truth | found).keys() - spoiled):
                 if (said := found.get(request, [])) != truth.get(request, []):
                     raise Disagreement(
                         step, f"{request} samples {said} on the device, the stub says {truth.get(request)}"
@@ -80,12 +100,26 @@ class Tandem:
 
         return compared
 
+    def reset_mm_cache(self) -> None:
+        self.stub.reset_mm_cache()
+        self.device.reset_mm_cache()
+
+    def reset_encoder_cache(self) -> None:
+        self.stub.reset_encoder_cache()
+        self.device.reset_encoder_cache()
+
+    def forget(self) -> None:
+        self.stub.forget()
+        self.device.forget()
+
     def take_drafts(self) -> tuple[list[str], list[list[int]]] | None:
         ours, theirs = self.stub.take_drafts(), self.device.take_drafts()
         if ours is not None and theirs is not None:
             expected, found = dict(zip(*ours, strict=True)), dict(zip(*theirs, strict=True))
             for request, tokens in found.items():
                 # The drafts of an unfinished prefill are guesses about tokens that are known; nobody uses them.
+                if request in self._spoiled:
+                    continue
                 if self._truth.get(request) and tokens != expected.get(request):
                     raise Disagreement(
                         self._step,
@@ -105,13 +139,16 @@ class Tandem:
         raise Disagreement(step, f"the stub raises ({failure}), the device does not")
 
     @staticmethod
-    def _device(step: Step, call: Any) -> Any:
-        """Calls the device where the stub had no reason to raise."""
+    def _device(step: Step, call: Any, suspect: bool) -> Any:
+        """Calls the device where the stub had no reason to raise. If it raises in a step that the stub has found fault
+        with (`suspect`), the two agree, and what the stub has seen goes on."""
         try:
             return call()
         except HarnessError:
             raise
         except Exception as error:
+            if suspect:
+                raise RunnerFailure(f"{type(error).__name__}: {error}") from error
             raise Disagreement(
                 step, f"the device raises {type(error).__name__} ({error}), the stub does not"
             ) from error

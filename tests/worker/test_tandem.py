@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from harness.peers.orders import NOTHING, Transfers
 from harness.verdict import HarnessError
 from harness.worker.observation import Breach, RunnerFailure
 from harness.worker.tandem import Disagreement, Tandem
@@ -18,7 +19,9 @@ TRUTH = {"r0": [], "r1": [7, 8]}
 class Double:
     """A worker that says what it is told to say; `fails` names the calls that raise."""
 
-    observations = (Breach("kind", "message"),)
+    observations: tuple[Breach, ...] = ()
+    transfers = NOTHING
+    spoiled: frozenset[str] = frozenset()
 
     def __init__(
         self,
@@ -70,7 +73,7 @@ def run(stub: Double, device: Double) -> Any:
 
 
 def test_where_both_agree_the_device_s_words_go_on() -> None:
-    stub, device = Double(drafts={"r0": [1], "r1": [9]}), Double(drafts={"r0": [2], "r1": [9]})
+    stub, device = Suspicious(drafts={"r0": [1], "r1": [9]}), Double(drafts={"r0": [2], "r1": [9]})
     tandem = Tandem(stub, device)
     assert tandem.item_data(3, 5) == (device, 3, 5)
     assert tandem.execute_model(STEP, None) is stub.observations
@@ -98,6 +101,19 @@ def test_other_tokens_are_a_disagreement(said: dict[str, list[int]]) -> None:
     assert isinstance(caught.value, HarnessError)
 
 
+def test_other_transfers_are_a_disagreement() -> None:
+    stub = Double()
+    stub.transfers = Transfers(received=("r0",))
+    with pytest.raises(Disagreement, match="the device reports"):
+        run(stub, Double())
+
+
+def test_what_comes_of_a_failed_load_may_be_anything() -> None:
+    stub, device = Double(drafts={"r1": [9]}), Double({"r0": [], "r1": [5]}, drafts={"r1": [1]})
+    stub.spoiled = frozenset({"r1"})
+    assert run(stub, device) == (device.output, (["r1"], [[1]]))
+
+
 def test_a_result_is_compared_with_its_own_step() -> None:
     """With asynchronous scheduling two steps are dispatched before the first result is taken."""
     stub, device = Double(), Double()
@@ -110,6 +126,12 @@ def test_a_result_is_compared_with_its_own_step() -> None:
     assert [result().sampled_token_ids for result in results] == [[[7]], [[8]]]
 
 
+class Suspicious(Double):
+    """One that goes on, and says what it does not like."""
+
+    observations = (Breach("kind", "message"),)
+
+
 @pytest.mark.parametrize("call", ["execute", "sample", "result"])
 def test_the_device_alone_raises(call: str) -> None:
     """Wherever it does: also where an asynchronous result is waited for."""
@@ -117,6 +139,13 @@ def test_the_device_alone_raises(call: str) -> None:
         Disagreement, match=r"step 0 .*the device raises ValueError \(odd\), the stub does not"
     ):
         run(Double(), Double(**{call: ValueError("odd")}))
+
+
+def test_the_device_raises_where_the_stub_finds_fault() -> None:
+    """The two agree: a step that the stub judges, and goes on with, may end the runner."""
+    for call in ("execute", "sample", "result"):
+        with pytest.raises(RunnerFailure, match=r"ValueError: odd"):
+            run(Suspicious(), Double(**{call: ValueError("odd")}))
 
 
 def test_the_stub_alone_raises() -> None:
