@@ -115,6 +115,7 @@ def _configuration(scenario: Scenario) -> Iterator[str]:
         lines += [
             f"  speculative_config.{name} = {_value(value)}"
             for name, value in asdict(engine.speculative).items()
+            if value != ()
         ]
     if engine.encoder is not None:
         lines += [

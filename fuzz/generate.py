@@ -14,6 +14,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
+from fuzz import limits
 from fuzz.edits import without_events
 from harness.groups import canonical_groups, groups_of
 from harness.repair import blocks_needed, repair
@@ -150,6 +151,7 @@ def _engine(rng: Random, weights: Weights, block_size: BlockSize, images: tuple[
         engine = replace(engine, num_gpu_blocks=blocks_needed(engine) + rng.choice((0, 0, 1, 2, 4)))
     else:
         engine = _without_pressure(engine)
+    engine = limits.with_limits(rng, weights, engine)
     shown = (Request(prompt=(Image(0),)),) if images else ()
     return repair(Scenario(format=1, engine=engine, images=images, requests=shown)).engine
 
@@ -387,6 +389,7 @@ _OFF: dict[str, Callable[[Scenario], Scenario]] = {
     "min_tokens": _request_field(min_tokens=0),
     "cache_salt": _request_field(cache_salt=0),
     "skip_prefix": _request_field(skip_reading_prefix_cache=False),
+    **limits.OFF,
     # These three read what the others leave: lengths, then the budget that a length asks for, then blocks for both.
     "max_model_len": _within_model_len,
     "chunked_prefill": _engine_field(enable_chunked_prefill=False, long_prefill_token_threshold=0),

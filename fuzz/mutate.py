@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from random import Random
 
-from fuzz import mutators
+from fuzz import limits, mutators
 from fuzz.generate import restrict
 from harness.repair import repair
 from harness.scenario import Scenario
@@ -55,6 +55,7 @@ MUTATORS: dict[str, Mutator] = {
         mutators.change_min_tokens,
         mutators.change_salt,
         mutators.flip_skip_prefix,
+        limits.change_limit,
     )
 }
 """By the name under which their yield is counted."""

@@ -17,6 +17,7 @@ from typing import Any
 
 from harness import compat, features
 from harness.kv_groups import grouped
+from harness.limits import scheduler_fields
 from harness.model import EOS, STOP, Reference
 from harness.peers.grammar import Grammars
 from harness.scenario import Engine, Scenario, image_hash, request_id
@@ -87,6 +88,7 @@ def _speculative_config(engine: Engine) -> Any:
         SpeculativeConfig,
         method=speculative.method,
         num_speculative_tokens=speculative.num_speculative_tokens,
+        **compat.dynamic_drafts(speculative.num_speculative_tokens_per_batch_size),
     )
 
 
@@ -128,6 +130,7 @@ def vllm_config(engine: Engine) -> Any:
             policy=engine.policy,
             async_scheduling=engine.async_scheduling,
             disable_chunked_mm_input=bool(encoder and encoder.disable_chunked_mm_input),
+            **scheduler_fields(engine),
         )
         cache_config = compat.construct(
             CacheConfig, block_size=engine.block_size, enable_prefix_caching=engine.enable_prefix_caching
@@ -143,6 +146,9 @@ def vllm_config(engine: Engine) -> Any:
         raise Rejected(" ".join(str(error).split())[:400]) from error
     config.model_config = ModelStandIn(engine.max_model_len)
     config.speculative_config = _speculative_config(engine)
+    if engine.data_parallel:  # VllmConfig itself would ask for a network
+        config.parallel_config = copy.copy(config.parallel_config)
+        config.parallel_config.data_parallel_size = 2
     # VllmConfig without a model settles these for a model that it does not know; say them again.
     config.scheduler_config.async_scheduling = engine.async_scheduling
     config.scheduler_config.enable_chunked_prefill = engine.enable_chunked_prefill
@@ -219,6 +225,8 @@ def engine_core(engine: Engine, executor: Any, grammars: Grammars | None = None)
     core._idle_state_callbacks = []
     core._scheduler_paused = False  # 0.16
     core.abort_requests = functools.partial(_abort_in_order, core)
+    if engine.data_parallel:
+        compat.pace_prefills_as_a_rank(core)
     # EngineCoreProc's
     core.output_queue = queue.Queue()
     core.engines_running = False

@@ -225,6 +225,7 @@ class Run:
         self._each("aborted", life)
 
     def _step(self) -> None:
+        self.core.step_counter = self.world.iteration  # a data-parallel rank's, in a wave that never ends
         if self.scenario.engine.interleaving == "free":
             self._guarded(self._free_step)
             return
@@ -238,7 +239,7 @@ class Run:
         scheduler, executor = self.core.scheduler, self.core.model_executor
         scheduled = False
         if scheduler.has_requests() and len(self.world.flights) < self.core.batch_queue_size:
-            output = scheduler.schedule()
+            output = compat.schedule(self.core)
             executor.execute_model(output, non_block=True)
             if output.total_num_scheduled_tokens:
                 self._free_sample(output)

@@ -6,6 +6,7 @@ Legal means that vLLM's own configuration checks and its front end would let it 
 from msgspec.structs import replace
 
 from harness.groups import canonical_groups, groups_of, has_mamba, tokens_per_block
+from harness.limits import repair_limits
 from harness.scenario import (
     MAX_EVENTS,
     MAX_MODEL_LEN,
@@ -29,6 +30,10 @@ def repair(scenario: Scenario) -> Scenario:
     """The nearest legal scenario. Idempotent; the identity on legal ones."""
     images = _repair_images(scenario)
     engine = _repair_engine(scenario.engine, images if _shows_images(scenario) else ())
+    if any(isinstance(event, Pause) for event in scenario.timeline):
+        # DPEngineCoreProc pauses by agreement of all ranks, which is not modelled.
+        engine = replace(engine, data_parallel=False)
+    engine = repair_limits(engine)
     requests = tuple(_repair_request(request, engine, images) for request in scenario.requests)
     if not any(isinstance(part, Image) for request in requests for part in request.prompt):
         images = ()

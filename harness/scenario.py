@@ -39,11 +39,13 @@ class Speculative(_Base, frozen=True):
     """vLLM's SpeculativeConfig as far as the scheduler reads it.
 
     `eagle` and `mtp` (one module) draft `num_speculative_tokens` each step with a look-ahead of one token; `ngram`
-    drafts as many as its script says and has no look-ahead.
+    drafts as many as its script says and has no look-ahead. `num_speculative_tokens_per_batch_size` has an entry for
+    each number of requests in a step, from one on; the last holds for all larger ones (vLLM's has ranges).
     """
 
     method: Literal["eagle", "mtp", "ngram"] = "eagle"
     num_speculative_tokens: Annotated[int, Meta(ge=1, le=8)] = 1
+    num_speculative_tokens_per_batch_size: Annotated[tuple[Draft, ...], Meta(max_length=8)] = ()
 
 
 class Encoder(_Base, frozen=True):
@@ -78,13 +80,16 @@ Group: TypeAlias = Full | Window | Chunked | Mamba
 
 
 class Engine(_Base, frozen=True):
-    """Configuration of the engine; every name but `interleaving` is vLLM's.
+    """Configuration of the engine; every name but `interleaving` and `data_parallel` is vLLM's.
 
     A model has one full-attention group, or one and a window group (`sliding_window`); `kv_cache_groups` says every
     other mixture (`harness.groups`).
 
     `interleaving="free"` lets results be delivered in orders that today's `EngineCore` loop does not make, within the
     same contract (first in, first out; no more batches in flight than the configuration allows).
+
+    `max_num_active_seqs` 0 is none. `watermark` is in hundredths of all blocks. With `data_parallel` the engine is one
+    rank of many: all of them pace prefills (`prefill_schedule_interval`) by one count of the engine's iterations.
     """
 
     max_num_seqs: Annotated[int, Meta(ge=1, le=32)] = 4
@@ -102,6 +107,12 @@ class Engine(_Base, frozen=True):
     speculative: Speculative | None = None
     encoder: Encoder | None = None
     interleaving: Literal["engine", "free"] = "engine"
+    max_num_active_seqs: Annotated[int, Meta(ge=0, le=32)] = 0
+    long_prefill_token_threshold_adaptive: bool = False
+    scheduler_reserve_full_isl: bool = True
+    watermark: Annotated[int, Meta(ge=0, le=99)] = 0
+    prefill_schedule_interval: Annotated[int, Meta(ge=1, le=16)] = 1
+    data_parallel: bool = False
 
 
 class Text(_Base, frozen=True, tag="text", tag_field="kind", array_like=True):

@@ -61,6 +61,8 @@ class Step:
     preempted: tuple[str, ...]
     structured: bool = False
     """Whether a request with a grammar samples; not said, and not needed, up to 0.13."""
+    to_draft: int | None = None
+    """`num_spec_tokens_to_schedule`: drafts to make after this step; not said up to 0.23."""
     zeroed: tuple[int, ...] = ()
     """Blocks whose memory the worker fills with zeros before it does anything else with them."""
 
@@ -107,6 +109,7 @@ def copy_step(output: Any, index: int, iteration: int) -> Step:
         finished=tuple(sorted(output.finished_req_ids)),
         preempted=tuple(sorted(output.preempted_req_ids or ())),
         structured=bool(getattr(output, "has_structured_output_requests", False)),
+        to_draft=getattr(output, "num_spec_tokens_to_schedule", None),
         zeroed=tuple(getattr(output, "new_block_ids_to_zero", None) or ()),
     )
 

@@ -124,6 +124,16 @@ SHOWS = {
     ),
     "min_tokens": lambda s: ends(s) == {"r0": "stop", "r1": "length"},
     "cache_salt": lambda s: [row.computed for row in rows(s) if row.source == "new"] == [0, 0, 0, 12],
+    "active_seqs": lambda s: last(s, "r0") < first(s, "r1"),
+    "adaptive_prefill": lambda s: max(row.tokens for row in rows(s)) == 8,
+    "unreserved_isl": lambda s: first(s, "r1") == 1,
+    "reserved_isl": lambda s: first(s, "r1") > 5,
+    "watermark": lambda s: not any(step.preempted for step in steps(s)),
+    "prefill_interval": lambda s: first(s, "r1") == 4,
+    "prefill_interval_dp": lambda s: first(s, "r1") == 4,
+    "dynamic_spec": lambda s: {row.drafts for row in rows(s)} == {0, 1, 2, 3},
+    "dynamic_spec_async": lambda s: {row.drafts for row in rows(s)} >= {0, 1, 3},
+    "dynamic_spec_ngram": lambda s: {row.drafts for row in rows(s)} >= {0, 1},
     "skip_prefix": lambda s: not any(row.computed for row in rows(s) if row.source != "running"),
 }
 

@@ -57,6 +57,12 @@ def uses(scenario: Scenario, feature: str) -> bool:
         "min_tokens": any(r.min_tokens for r in requests),
         "cache_salt": any(r.cache_salt for r in requests),
         "skip_prefix": any(r.skip_reading_prefix_cache for r in requests),
+        "active_seqs": engine.max_num_active_seqs > 0,
+        "adaptive_prefill": engine.long_prefill_token_threshold_adaptive,
+        "unreserved_isl": not engine.scheduler_reserve_full_isl,
+        "watermark": engine.watermark > 0,
+        "prefill_interval": engine.prefill_schedule_interval > 1,
+        "dynamic_spec": bool(engine.speculative and engine.speculative.num_speculative_tokens_per_batch_size),
         "max_model_len": any(end >= engine.max_model_len for end in ends),
     }[feature]
 
@@ -204,7 +210,8 @@ def test_images_are_often_shared_and_seldom_all_fit() -> None:
 @pytest.mark.parametrize("feature", [feature for feature in FEATURES if feature != "text"])
 def test_every_feature_alone_and_among_all_is_used(feature: str) -> None:
     """On in 60% of scenarios, with weights of a quarter at least: 5% is far below what any feature should reach."""
-    assert share(300, frozenset({feature, "chunked_prefill"}), lambda s: uses(s, feature)) >= 0.05
+    needs = {"dynamic_spec": "spec"}.get(feature, "chunked_prefill")
+    assert share(300, frozenset({feature, needs}), lambda s: uses(s, feature)) >= 0.05
     assert share(300, ALL, lambda s: uses(s, feature)) >= 0.05
 
 

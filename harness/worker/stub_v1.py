@@ -302,12 +302,13 @@ class StubV1:
 
     def _draft(self, request: str, end: int, step: Step, sampled: list[int]) -> list[int]:
         cached = self.batch.requests[request]
+        count = self.num_spec if step.to_draft is None else step.to_draft
         if not sampled:
-            return [wrong_token(0)] * self.num_spec if self.looks_ahead else []
+            return [wrong_token(0)] * count if self.looks_ahead else []
         first = end - len(step.drafts.get(request, ())) + len(sampled)
         if self.looks_ahead:
-            return cached.reference.drafts(first, self.num_spec)
-        return cached.reference.matched(first, self.num_spec)
+            return cached.reference.drafts(first, self.num_spec)[:count]
+        return cached.reference.matched(first, self.num_spec)[:count]
 
     def take_drafts(self) -> dict[str, list[int]] | None:
         """Drafts of the last step that sampled, per row (what `take_draft_token_ids` returns)."""

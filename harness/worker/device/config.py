@@ -118,6 +118,7 @@ def _speculative_config(engine: Engine, config: Any) -> Any:
         SpeculativeConfig,
         method=speculative.method,
         num_speculative_tokens=count,
+        **compat.dynamic_drafts(speculative.num_speculative_tokens_per_batch_size),
         target_model_config=config.model_config,
         target_parallel_config=config.parallel_config,
         draft_model_config=drafter and _model_config(drafter, engine, "draft"),
