@@ -144,6 +144,7 @@ def _engine(rng: Random, weights: Weights, block_size: BlockSize, images: tuple[
         speculative=Speculative(rng.choice(_METHODS), rng.choice(_DRAFTS)) if "spec" in weights else None,
         encoder=_encoder(rng, images) if "mm" in weights else None,
         interleaving="free" if _chance(rng, weights, "free") else "engine",
+        max_loras=rng.choice((1, 1, 2, 3)) if "lora" in weights else 0,
     )
     window, groups = canonical_groups(engine)  # a pool is tight for what is left of the groups
     engine = replace(engine, sliding_window=window, kv_cache_groups=groups)
@@ -256,6 +257,7 @@ def _answers(rng: Random, weights: Weights, engine: Engine, request: Request, ro
         min_tokens=least if _chance(rng, weights, "min_tokens") else 0,
         cache_salt=rng.randint(0, 2) if _chance(rng, weights, "cache_salt") else 0,
         skip_reading_prefix_cache=_chance(rng, weights, "skip_prefix"),
+        lora=rng.choice((1, 1, 2, 2, 3, 4)) if _chance(rng, weights, "lora") else 0,
         priority=rng.randint(-2, 2) if _chance(rng, weights, "priority") else 0,
         eos_at=eos_at,
         ignore_eos=eos_at is not None and rng.random() < 0.25,
@@ -389,6 +391,7 @@ _OFF: dict[str, Callable[[Scenario], Scenario]] = {
     "min_tokens": _request_field(min_tokens=0),
     "cache_salt": _request_field(cache_salt=0),
     "skip_prefix": _request_field(skip_reading_prefix_cache=False),
+    "lora": _engine_field(max_loras=0),
     **limits.OFF,
     # These three read what the others leave: lengths, then the budget that a length asks for, then blocks for both.
     "max_model_len": _within_model_len,

@@ -55,6 +55,7 @@ MUTATORS: dict[str, Mutator] = {
         mutators.change_min_tokens,
         mutators.change_salt,
         mutators.flip_skip_prefix,
+        mutators.change_lora,
         limits.change_limit,
     )
 }
@@ -69,6 +70,7 @@ _NEEDS = {
     "change_min_tokens": "min_tokens",
     "change_salt": "cache_salt",
     "flip_skip_prefix": "skip_prefix",
+    "change_lora": "lora",
     "change_speculative": "spec",
     "change_groups": "groups",
     "change_encoder": "mm",

@@ -235,7 +235,7 @@ def _places(scenario: Scenario) -> list[Place]:
                 places += [(("requests", i, "prompt", j, name), floor) for name, floor in fields]
         places.append((("requests", i, "max_tokens"), 1))
         places.append((("requests", i, "grammar", "delay"), 0))
-        names = ("priority", "eos_at", "stop_at", "min_tokens", "cache_salt")
+        names = ("priority", "eos_at", "stop_at", "min_tokens", "cache_salt", "lora")
         places += [(("requests", i, name), 0) for name in names]
         places += [(("requests", i, "acceptance", j), 0) for j in range(len(request.acceptance))]
     places += [(("images", i), 1) for i in range(len(scenario.images))]

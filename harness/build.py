@@ -20,7 +20,7 @@ from harness.kv_groups import grouped
 from harness.limits import scheduler_fields
 from harness.model import EOS, STOP, Reference
 from harness.peers.grammar import Grammars
-from harness.scenario import Engine, Scenario, image_hash, request_id
+from harness.scenario import Engine, Scenario, image_hash, lora_name, request_id
 
 
 class Rejected(Exception):
@@ -92,6 +92,13 @@ def _speculative_config(engine: Engine) -> Any:
     )
 
 
+def lora_config(engine: Engine) -> Any:
+    """The LoRAConfig of an engine; None without LoRA."""
+    from vllm.config import LoRAConfig
+
+    return LoRAConfig(max_loras=engine.max_loras) if engine.max_loras else None
+
+
 @functools.cache
 def _parallel_config() -> Any:
     from vllm.config import ParallelConfig
@@ -146,6 +153,7 @@ def vllm_config(engine: Engine) -> Any:
         raise Rejected(" ".join(str(error).split())[:400]) from error
     config.model_config = ModelStandIn(engine.max_model_len)
     config.speculative_config = _speculative_config(engine)
+    config.lora_config = lora_config(engine)
     if engine.data_parallel:  # VllmConfig itself would ask for a network
         config.parallel_config = copy.copy(config.parallel_config)
         config.parallel_config.data_parallel_size = 2
@@ -289,9 +297,17 @@ def request(
         mm_features=features or None,
         priority=spec.priority,
         cache_salt=f"salt-{spec.cache_salt}" if spec.cache_salt else None,
+        lora_request=_lora_request(spec.lora),
         block_hasher=hasher,
         **extra,
     )
+
+
+def _lora_request(adapter: int) -> Any:
+    from vllm.lora.request import LoRARequest
+
+    name = lora_name(adapter)
+    return LoRARequest(lora_name=name, lora_int_id=adapter, lora_path=name) if adapter else None
 
 
 def _structured_outputs(index: int) -> Any:

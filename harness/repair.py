@@ -138,6 +138,8 @@ def _repair_request(request: Request, engine: Engine, images: tuple[int, ...]) -
         stop_at=stop_at,
         acceptance=tuple(min(count, limit) for count in request.acceptance) if limit else (),
         min_tokens=min_tokens,
+        # The front end refuses adapters if LoRA is not enabled.
+        lora=request.lora if engine.max_loras else 0,
     )
 
 

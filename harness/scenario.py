@@ -88,8 +88,9 @@ class Engine(_Base, frozen=True):
     `interleaving="free"` lets results be delivered in orders that today's `EngineCore` loop does not make, within the
     same contract (first in, first out; no more batches in flight than the configuration allows).
 
-    `max_num_active_seqs` 0 is none. `watermark` is in hundredths of all blocks. With `data_parallel` the engine is one
-    rank of many: all of them pace prefills (`prefill_schedule_interval`) by one count of the engine's iterations.
+    `max_num_active_seqs` 0 is none; `max_loras` 0 is an engine without LoRA. `watermark` is in hundredths of all
+    blocks. With `data_parallel` the engine is one rank of many: all of them pace prefills (`prefill_schedule_interval`) by
+    one count of the engine's iterations.
     """
 
     max_num_seqs: Annotated[int, Meta(ge=1, le=32)] = 4
@@ -113,6 +114,7 @@ class Engine(_Base, frozen=True):
     watermark: Annotated[int, Meta(ge=0, le=99)] = 0
     prefill_schedule_interval: Annotated[int, Meta(ge=1, le=16)] = 1
     data_parallel: bool = False
+    max_loras: Annotated[int, Meta(ge=0, le=8)] = 0
 
 
 class Text(_Base, frozen=True, tag="text", tag_field="kind", array_like=True):
@@ -146,7 +148,8 @@ class Request(_Base, frozen=True):
     """A request as the front end would submit it, and the script of the model's answers to it.
 
     `eos_at` and `stop_at` give the output position (0 is the first generated token) at which the reference model emits
-    EOS or a stop token; never below `min_tokens`, where a sampler masks them. Salts are numbers; 0 is none.
+    EOS or a stop token; never below `min_tokens`, where a sampler masks them. Salts and LoRA adapters are numbers; 0 is
+    none. An adapter makes another model: other answers, other KV contents.
     `acceptance` cycles over the request's drafting steps: how many drafts, from the first, will
     be right (capped by `num_speculative_tokens`); it is laid along the outputs, see `Reference.errs`.
     """
@@ -164,6 +167,7 @@ class Request(_Base, frozen=True):
     min_tokens: Tokens = 0
     cache_salt: Annotated[int, Meta(ge=0, le=3)] = 0
     skip_reading_prefix_cache: bool = False
+    lora: Annotated[int, Meta(ge=0, le=4)] = 0
 
 
 class Arrive(_Base, frozen=True, tag="arrive", tag_field="event"):
@@ -246,6 +250,11 @@ def concerns(event: Event) -> int | None:
 def request_id(index: int) -> str:
     """The id of a scenario's request in vLLM and in every message."""
     return f"r{index}"
+
+
+def lora_name(adapter: int) -> str:
+    """The name of an adapter in vLLM; its id is its number."""
+    return f"adapter-{adapter}"
 
 
 def image_hash(identity: int) -> str:

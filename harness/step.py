@@ -29,6 +29,8 @@ class NewRow:
     computed: int
     stripped: tuple[int, ...] = ()
     """Indices of items that come without the data that the encoder needs."""
+    lora: int = 0
+    """The id of its LoRA adapter, or 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,7 @@ def copy_step(output: Any, index: int, iteration: int) -> Step:
                 block_ids=tuple(map(tuple, new.block_ids)),
                 computed=new.num_computed_tokens,
                 stripped=tuple(i for i, feature in enumerate(new.mm_features) if feature.data is None),
+                lora=new.lora_request.lora_int_id if new.lora_request else 0,
             )
             for new in output.scheduled_new_reqs
         ),

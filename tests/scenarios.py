@@ -76,6 +76,7 @@ MIXED = (*structured(*DRAFTED), text(7, 6, 2, eos_at=4, grammar=Grammar(2)), tex
 LONG = (text(20, 12), text(40, 4, 1))
 DYNAMIC = Speculative("eagle", 3, (3, 1, 0))
 """Three drafts for a request that is alone, one for each of two, none for more."""
+ADAPTED = (text(14, 6), text(14, 6, lora=1), text(14, 6, lora=2), text(14, 3, lora=1), text(14, 3))
 FORCED = Reset(2, reset_running_requests=True)
 TALK = (text(14, 6), text(9, 6, 1))
 SALTED = (text(14, 3), text(14, 3, cache_salt=1), text(14, 3, cache_salt=2), text(14, 3, cache_salt=1))
@@ -280,6 +281,25 @@ LEGAL: dict[str, Scenario] = {
     ),
     "dynamic_spec_ngram": scenario(
         replace(SMALL, speculative=replace(DYNAMIC, method="ngram")), *DRAFTED, text(4, 3, 2)
+    ),
+    "lora": scenario(
+        replace(SMALL, max_loras=1),
+        *ADAPTED,
+        events=(Arrive(0), Arrive(1), Arrive(2), Arrive(3), Arrive(4, 1)),
+    ),
+    "lora_prefix": scenario(
+        replace(SMALL, max_loras=2), *ADAPTED, events=tuple(Arrive(index, 4) for index in range(5))
+    ),
+    "lora_spec_async": scenario(
+        replace(SMALL, max_loras=2, async_scheduling=True, speculative=EAGLE),
+        *ADAPTED,
+        *DRAFTED,
+        events=tuple(Arrive(index, 1) for index in range(7)),
+    ),
+    "lora_preemption": scenario(
+        replace(TIGHT, max_loras=2),
+        *(replace(request, lora=lora) for lora, request in enumerate(BACKLOG)),
+        text(20, 6, 2, lora=2),
     ),
     "skip_prefix": scenario(
         TIGHT,

@@ -115,6 +115,20 @@ def test_a_request_is_what_the_front_end_would_submit():
     assert request.sampling_params.max_tokens == scenario.requests[0].max_tokens
 
 
+def test_a_request_has_its_adapter():
+    scenario = LEGAL["lora"]
+    adapters = [
+        build.request(scenario, index, Reference(scenario, index), 0.0, None, lambda *_: {}).lora_request
+        for index in range(3)
+    ]
+    assert adapters[0] is None
+    assert [(adapter.lora_int_id, adapter.lora_name) for adapter in adapters[1:]] == [
+        (1, "adapter-1"),
+        (2, "adapter-2"),
+    ]
+    assert build.vllm_config(scenario.engine).lora_config.max_loras == 1
+
+
 @pytest.mark.parametrize("ignore_eos", [False, True])
 def test_a_request_stops_where_its_parameters_say(ignore_eos):
     stopping = LEGAL["stop"]

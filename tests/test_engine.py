@@ -131,9 +131,13 @@ SHOWS = {
     "watermark": lambda s: not any(step.preempted for step in steps(s)),
     "prefill_interval": lambda s: first(s, "r1") == 4,
     "prefill_interval_dp": lambda s: first(s, "r1") == 4,
-    "dynamic_spec": lambda s: {row.drafts for row in rows(s)} == {0, 1, 2, 3},
+    "dynamic_spec": lambda s: {row.drafts for row in rows(s)} == {0, 1, 3},
     "dynamic_spec_async": lambda s: {row.drafts for row in rows(s)} >= {0, 1, 3},
     "dynamic_spec_ngram": lambda s: {row.drafts for row in rows(s)} >= {0, 1},
+    "lora": lambda s: first(s, "r3") < last(s, "r1") < first(s, "r2"),
+    "lora_prefix": lambda s: [row.computed for row in rows(s) if row.source == "new"] == [0, 0, 0, 12, 12],
+    "lora_spec_async": lambda s: any(row.drafts and row.request == "r1" for row in rows(s)),
+    "lora_preemption": lambda s: any(step.preempted for step in steps(s)),
     "skip_prefix": lambda s: not any(row.computed for row in rows(s) if row.source != "running"),
 }
 

@@ -57,6 +57,7 @@ def uses(scenario: Scenario, feature: str) -> bool:
         "min_tokens": any(r.min_tokens for r in requests),
         "cache_salt": any(r.cache_salt for r in requests),
         "skip_prefix": any(r.skip_reading_prefix_cache for r in requests),
+        "lora": engine.max_loras > 0 or any(r.lora for r in requests),
         "active_seqs": engine.max_num_active_seqs > 0,
         "adaptive_prefill": engine.long_prefill_token_threshold_adaptive,
         "unreserved_isl": not engine.scheduler_reserve_full_isl,

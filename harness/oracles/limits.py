@@ -18,9 +18,10 @@ class Limits(Oracle):
     scheduling, no step for a request that is sure to reach `max_tokens` with what is in flight.
 
     An admission leaves `watermark` of all blocks free if others run already, and with `scheduler_reserve_full_isl` room
-    for the whole prompt. RUNNING has at most `max_num_active_seqs` requests. The worker is told to draft as many tokens
-    as `num_speculative_tokens_per_batch_size` says. Nothing is promised of `prefill_schedule_interval` that a backlog
-    does not end; O7 hears if it starves somebody.
+    for the whole prompt. RUNNING has at most `max_num_active_seqs` requests. A step needs at most `max_loras` adapters
+    (LoRAConfig: "in a single batch"). The worker is told to draft as many tokens as
+    `num_speculative_tokens_per_batch_size` says. Nothing is promised of `prefill_schedule_interval` that a backlog does
+    not end; O7 hears if it starves somebody.
 
     Ledger: 27922, 10730, 23347.
     """
@@ -36,6 +37,9 @@ class Limits(Oracle):
         running = len(self.world.scheduler.running)
         if running > (engine.max_num_active_seqs or running):
             self._exceeded("max_num_active_seqs", f"after step {step.index} {running} requests run")
+        loras = {self.world.references[request].request.lora for request in step.scheduled} - {0}
+        if len(loras) > engine.max_loras:
+            self._exceeded("max_loras", f"step {step.index} needs the adapters {sorted(loras)}")
         self._admissions(step)
         self._drafts(step)
         for request, start in step.computed.items():

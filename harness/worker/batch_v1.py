@@ -101,6 +101,11 @@ class BatchV1:
             # The real runner gathers what it is told; tokens need no check here, since feeding a wrong one is seen.
             message = f"{row.request} is sent with multimodal items that are not its client's: {row.items}"
             self.observations.append(Breach("items-changed", message, row.request))
+        if row.lora != reference.request.lora:
+            message = (
+                f"{row.request} is sent with adapter {row.lora}, its client's is {reference.request.lora}"
+            )
+            self.observations.append(Breach("adapter-changed", message, row.request))
         self.requests[row.request] = CachedRequest(
             reference=reference,
             prompt=row.prompt,

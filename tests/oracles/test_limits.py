@@ -49,6 +49,10 @@ def one_draft_length(scheduler):
     scheduler.dynamic_sd_lookup = [3] * 9
 
 
+def without_lora_limit(scheduler):
+    scheduler.lora_config = None
+
+
 def longer_model(scheduler):
     scheduler.max_model_len = 60
 
@@ -94,6 +98,7 @@ FAULTS = {
         "reserved_isl",
         exceeded("scheduler_reserve_full_isl"),
     ),
+    "adapters": Fault(SCHEDULE, before(without_lora_limit), "lora", exceeded("max_loras")),
     "draft lengths": Fault(
         SCHEDULE,
         before(one_draft_length),

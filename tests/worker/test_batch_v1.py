@@ -1,5 +1,7 @@
 """The V1 runner's bookkeeping, row by row of contract.md: `_update_states` and `_prepare_input_ids`."""
 
+from dataclasses import replace
+
 import pytest
 
 from harness.worker.batch_v1 import UNRESOLVED
@@ -44,6 +46,13 @@ def test_a_new_request_after_its_end_is_another_request():
     made.update(step(new(R0, (3, 4)), tokens=6, finished=("r0",)))
     assert kinds(made) == []
     assert (made.requests["r0"].tables, made.requests["r0"].outputs) == ([[3, 4]], [])
+
+
+def test_a_request_with_another_adapter_than_its_clients_is_a_breach():
+    """The runner applies what it is told."""
+    made = batch(ONE)
+    made.update(step(replace(new(R0, (1, 2)), lora=2), tokens=6))
+    assert kinds(made) == [("adapter-changed", False)]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import compat
+from harness.build import lora_config
 from harness.groups import groups_of, looks_ahead
 from harness.model import VOCABULARY
 from harness.scenario import MAX_GROUPS, MAX_MODEL_LEN, Chunked, Engine, Full, Group, Window
@@ -96,6 +97,7 @@ def vllm_config(engine: Engine) -> Any:
         parallel_config=ParallelConfig(),
         device_config=DeviceConfig(device=device_type()),
         load_config=LoadConfig(load_format=LOADER),
+        lora_config=lora_config(engine),
     )
     # What VllmConfig settles for a platform (no asynchronous scheduling on a CPU), said again.
     config.scheduler_config.async_scheduling = engine.async_scheduling

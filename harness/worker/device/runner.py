@@ -11,7 +11,7 @@ import torch
 from harness import compat
 from harness.build import Rejected
 from harness.scenario import Engine
-from harness.worker.device import config, features, ngram, streams
+from harness.worker.device import adapters, config, features, ngram, streams
 from harness.worker.device.kernels import launch, v1, v2_batch, v2_sampling
 
 POISON = 54321.0
@@ -39,6 +39,7 @@ def model_runner(engine: Engine) -> Any:
             raise Rejected(f"its model runner: {error}") from error
         runner.load_model()
         runner.initialize_kv_cache(config.kv_cache_config(engine, settings))
+    adapters.ADAPTERS.slots = engine.max_loras
     poison(runner)
     return runner
 
@@ -97,6 +98,7 @@ def _prepare() -> None:
     from harness.worker.device import loader  # imports our networks, and they the runner
 
     loader.register()
+    adapters.install()
     features.do_without_processor()
     on_cpu = config.device_type() == "cpu"
     if on_cpu:
