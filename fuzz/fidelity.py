@@ -106,6 +106,7 @@ def features_of(scenario: Scenario) -> list[str]:
         "forced resets": any(isinstance(e, Reset) and e.reset_running_requests for e in events),
         "encoder resets": any(isinstance(e, Reset) and e.cache == "encoder" for e in events),
         "pauses": any(isinstance(e, Pause) for e in events),
+        "pipeline": engine.pipeline_parallel_size > 1,
         "LoRA": any(request.lora for request in scenario.requests),
         "other limits": limits_of(engine) != limits_of(Engine()),
         "min_tokens": any(request.min_tokens for request in scenario.requests),

@@ -145,6 +145,7 @@ def _engine(rng: Random, weights: Weights, block_size: BlockSize, images: tuple[
         encoder=_encoder(rng, images) if "mm" in weights else None,
         interleaving="free" if _chance(rng, weights, "free") else "engine",
         max_loras=rng.choice((1, 1, 2, 3)) if "lora" in weights else 0,
+        pipeline_parallel_size=rng.choice((2, 2, 3, 4)) if _chance(rng, weights, "pipeline") else 1,
     )
     window, groups = canonical_groups(engine)  # a pool is tight for what is left of the groups
     engine = replace(engine, sliding_window=window, kv_cache_groups=groups)
@@ -392,6 +393,7 @@ _OFF: dict[str, Callable[[Scenario], Scenario]] = {
     "cache_salt": _request_field(cache_salt=0),
     "skip_prefix": _request_field(skip_reading_prefix_cache=False),
     "lora": _engine_field(max_loras=0),
+    "pipeline": _engine_field(pipeline_parallel_size=1),
     **limits.OFF,
     # These three read what the others leave: lengths, then the budget that a length asks for, then blocks for both.
     "max_model_len": _within_model_len,

@@ -392,4 +392,5 @@ _CHOICES: tuple[tuple[str, tuple[object, ...]], ...] = (
     ("policy", ("fcfs", "priority")),
     ("async_scheduling", (False, True)),
     ("interleaving", ("engine", "free")),
+    ("pipeline_parallel_size", (1, 2, 3, 4)),
 )

@@ -17,7 +17,7 @@ from typing import Any
 
 from harness import compat, features
 from harness.kv_groups import grouped
-from harness.limits import scheduler_fields
+from harness.limits import batches_in_flight, scheduler_fields
 from harness.model import EOS, STOP, Reference
 from harness.peers.grammar import Grammars
 from harness.scenario import Engine, Scenario, image_hash, lora_name, request_id
@@ -154,9 +154,12 @@ def vllm_config(engine: Engine) -> Any:
     config.model_config = ModelStandIn(engine.max_model_len)
     config.speculative_config = _speculative_config(engine)
     config.lora_config = lora_config(engine)
-    if engine.data_parallel:  # VllmConfig itself would ask for a network
+    if (
+        engine.data_parallel or engine.pipeline_parallel_size > 1
+    ):  # VllmConfig itself would ask for more devices
         config.parallel_config = copy.copy(config.parallel_config)
-        config.parallel_config.data_parallel_size = 2
+        config.parallel_config.data_parallel_size = 1 + engine.data_parallel
+        config.parallel_config.pipeline_parallel_size = engine.pipeline_parallel_size
     # VllmConfig without a model settles these for a model that it does not know; say them again.
     config.scheduler_config.async_scheduling = engine.async_scheduling
     config.scheduler_config.enable_chunked_prefill = engine.enable_chunked_prefill
@@ -220,7 +223,7 @@ def engine_core(engine: Engine, executor: Any, grammars: Grammars | None = None)
     )
     core.use_spec_decode = core.check_for_draft_tokens = engine.speculative is not None
     core.async_scheduling = engine.async_scheduling
-    core.batch_queue_size = 2 if engine.async_scheduling else 1
+    core.batch_queue_size = batches_in_flight(engine)
     core.batch_queue = deque(maxlen=core.batch_queue_size) if core.batch_queue_size > 1 else None
     core.step_fn = core.step if core.batch_queue is None else core.step_with_batch_queue
     core.aborts_queue = queue.Queue()

@@ -39,6 +39,11 @@ def longest_prefill(engine: Engine, live: int) -> int:
     return threshold
 
 
+def batches_in_flight(engine: Engine) -> int:
+    """Steps that may be dispatched before the first one's result is taken (`max_concurrent_batches`)."""
+    return 2 if engine.async_scheduling else engine.pipeline_parallel_size
+
+
 def drafts_after(speculative: Speculative, batch: int) -> int:
     """How many tokens are drafted after a step of `batch` requests; the last entry holds for all larger steps."""
     schedule = speculative.num_speculative_tokens_per_batch_size

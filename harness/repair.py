@@ -6,7 +6,7 @@ Legal means that vLLM's own configuration checks and its front end would let it 
 from msgspec.structs import replace
 
 from harness.groups import canonical_groups, groups_of, has_mamba, tokens_per_block
-from harness.limits import repair_limits
+from harness.limits import batches_in_flight, repair_limits
 from harness.scenario import (
     MAX_EVENTS,
     MAX_MODEL_LEN,
@@ -43,7 +43,7 @@ def repair(scenario: Scenario) -> Scenario:
         images=images,
         requests=requests,
         timeline=_repair_timeline(scenario.timeline, len(requests)),
-        step_delays=scenario.step_delays if engine.async_scheduling else (),
+        step_delays=scenario.step_delays if batches_in_flight(engine) > 1 else (),
     )
 
 
@@ -72,8 +72,14 @@ def _repair_engine(engine: Engine, images: tuple[int, ...]) -> Engine:
         engine = replace(engine, enable_prefix_caching=False, speculative=None)
     sliding_window, groups = canonical_groups(engine)
     engine = replace(engine, sliding_window=sliding_window, kv_cache_groups=groups)
+    if engine.pipeline_parallel_size > 1:
+        # The loop takes drafts right after a dispatch, when the step is in flight: each request with drafts is then
+        # scheduled for them alone. vLLM checks nothing, and documents drafts with a pipeline as unsupported.
+        engine = replace(engine, speculative=None)
     speculative, encoder = engine.speculative, engine.encoder
     asynchronous = engine.async_scheduling and not (speculative and speculative.method == "ngram")
+    # VllmConfig of 0.33: the V1 runner has no asynchronous scheduling with a pipeline.
+    asynchronous = asynchronous and engine.pipeline_parallel_size == 1
     longest = max(images, default=0)
     # SchedulerConfig: max_num_batched_tokens >= max_num_seqs; without chunking also >= max_model_len.
     budget = max(engine.max_num_batched_tokens, engine.max_num_seqs)

@@ -89,8 +89,8 @@ class Engine(_Base, frozen=True):
     same contract (first in, first out; no more batches in flight than the configuration allows).
 
     `max_num_active_seqs` 0 is none; `max_loras` 0 is an engine without LoRA. `watermark` is in hundredths of all
-    blocks. With `data_parallel` the engine is one rank of many: all of them pace prefills (`prefill_schedule_interval`) by
-    one count of the engine's iterations.
+    blocks. With `data_parallel` the engine is one rank of many, which all pace prefills (`prefill_schedule_interval`)
+    by one count of the engine's iterations.
     """
 
     max_num_seqs: Annotated[int, Meta(ge=1, le=32)] = 4
@@ -115,6 +115,7 @@ class Engine(_Base, frozen=True):
     prefill_schedule_interval: Annotated[int, Meta(ge=1, le=16)] = 1
     data_parallel: bool = False
     max_loras: Annotated[int, Meta(ge=0, le=8)] = 0
+    pipeline_parallel_size: Annotated[int, Meta(ge=1, le=4)] = 1
 
 
 class Text(_Base, frozen=True, tag="text", tag_field="kind", array_like=True):

@@ -43,6 +43,8 @@ class CachedRow:
     computed: int
     num_output: int
     all_tokens: tuple[int, ...] | None
+    new_tokens: tuple[int, ...] = ()
+    """Known tokens that the step computes; sent to the first stage of a pipeline, which has not sampled them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,4 +129,5 @@ def _cached_row(cached: Any, i: int, request: str) -> CachedRow:
         computed=cached.num_computed_tokens[i],
         num_output=cached.num_output_tokens[i],
         all_tokens=None if tokens is None else tuple(tokens),
+        new_tokens=tuple(cached.new_token_ids[i]) if cached.new_token_ids else (),
     )

@@ -301,6 +301,13 @@ LEGAL: dict[str, Scenario] = {
         *(replace(request, lora=lora) for lora, request in enumerate(BACKLOG)),
         text(20, 6, 2, lora=2),
     ),
+    "pipeline": scenario(
+        replace(SMALL, pipeline_parallel_size=2), text(40, 3), text(9, 6, 1), text(5, 6, 2), delays=(2, 1)
+    ),
+    "pipeline_preemption": scenario(replace(TIGHT, pipeline_parallel_size=3), *BACKLOG, delays=(3, 1)),
+    "pipeline_free": scenario(
+        replace(SMALL, pipeline_parallel_size=4, interleaving="free"), *BACKLOG, delays=(3, 0, 2, 1)
+    ),
     "skip_prefix": scenario(
         TIGHT,
         text(14, 3),

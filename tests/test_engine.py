@@ -138,6 +138,11 @@ SHOWS = {
     "lora_prefix": lambda s: [row.computed for row in rows(s) if row.source == "new"] == [0, 0, 0, 12, 12],
     "lora_spec_async": lambda s: any(row.drafts and row.request == "r1" for row in rows(s)),
     "lora_preemption": lambda s: any(step.preempted for step in steps(s)),
+    "pipeline": lambda s: (
+        max(step.in_flight for step in steps(s)) == 1 and ends(s).keys() == {"r0", "r1", "r2"}
+    ),
+    "pipeline_preemption": lambda s: any(step.preempted and step.in_flight for step in steps(s)),
+    "pipeline_free": lambda s: max(step.in_flight for step in steps(s)) > 1,
     "skip_prefix": lambda s: not any(row.computed for row in rows(s) if row.source != "running"),
 }
 

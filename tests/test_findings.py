@@ -73,6 +73,16 @@ EXPECTED = {
         "0.24.0": "O7-no-progress-94d9668c",
         "0.33.0": None,
     },
+    "pipeline-admits-an-adapter-too-many": {
+        "0.20.2": "O1-exception-454bef8e",
+        "0.24.0": "O1-exception-454bef8e",
+        "0.33.0": None,
+    },
+    "pipeline-reset-repeats-a-token-in-flight": {
+        "0.20.2": "O8-wrong-token-14b7bfe8",
+        "0.24.0": "O8-wrong-token-14b7bfe8",
+        "0.33.0": None,
+    },
     "pause-does-not-wait-for-the-preempted": {
         "0.20.2": "O12-pause-incomplete-38ba8d47",
         "0.24.0": "O12-pause-incomplete-38ba8d47",

@@ -53,7 +53,12 @@ class StubV1:
         self.looks_ahead = looks_ahead(engine)
         self.groups = groups_of(engine)
         self.kv = KvShadow(engine.num_gpu_blocks, engine.block_size, len(self.groups))
-        self.batch = BatchV1(references, async_scheduling=engine.async_scheduling, traits=traits)
+        self.batch = BatchV1(
+            references,
+            async_scheduling=engine.async_scheduling,
+            pipeline=engine.pipeline_parallel_size > 1,
+            traits=traits,
+        )
         self.encoder_cache: set[str] = set()
         self.ever_encoded: set[str] = set()
         self.stripped: set[str] = set()
@@ -235,7 +240,7 @@ class StubV1:
                 self.observations.append(Breach("stale-token", message, request))
                 true_so_far = False
                 break
-        if cached.computed + len(tokens) < len(cached.prompt) + len(cached.outputs):
+        if cached.computed + len(tokens) < self.batch.num_known(request):
             return []
         sampled: list[int] = []
         for draft in (*tokens[len(tokens) - drafts :], None) if drafts else (None,):
