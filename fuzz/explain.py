@@ -116,6 +116,7 @@ def _configuration(scenario: Scenario) -> Iterator[str]:
         lines += [
             f"  speculative_config.{name} = {_value(value)}"
             for name, value in asdict(engine.speculative).items()
+            if value != ()
         ]
     if engine.encoder is not None:
         lines += [
@@ -177,6 +178,8 @@ def _request(scenario: Scenario, index: int, items: Items) -> str:
         told.append(f"min_tokens {request.min_tokens}")
     if request.cache_salt:
         told.append(f"cache_salt {request.cache_salt}")
+    if request.lora:
+        told.append(f"LoRA adapter {request.lora}")
     if request.skip_reading_prefix_cache:
         told.append("skips reading the prefix cache")
     for name, position in (("EOS", request.eos_at), ("a stop token", request.stop_at)):

@@ -16,7 +16,8 @@ from fuzz.generate import generate
 from fuzz.mutate import mutate
 from harness.codec import encode
 from harness.execute import Result, execute
-from harness.scenario import Abort, Image, Pause, Reset, Scenario, content_hash
+from harness.limits import scheduler_fields as limits_of
+from harness.scenario import Abort, Engine, Image, Pause, Reset, Scenario, content_hash
 from harness.verdict import HarnessError
 from harness.worker.interface import Kind
 from harness.worker.tandem import Disagreement
@@ -106,6 +107,9 @@ def features_of(scenario: Scenario) -> list[str]:
         "forced resets": any(isinstance(e, Reset) and e.reset_running_requests for e in events),
         "encoder resets": any(isinstance(e, Reset) and e.cache == "encoder" for e in events),
         "pauses": any(isinstance(e, Pause) for e in events),
+        "pipeline": engine.pipeline_parallel_size > 1,
+        "LoRA": any(request.lora for request in scenario.requests),
+        "other limits": limits_of(engine) != limits_of(Engine()),
         "min_tokens": any(request.min_tokens for request in scenario.requests),
         "connector": engine.connector is not None,
         "loads": any(request.load for request in scenario.requests),
@@ -116,6 +120,7 @@ def features_of(scenario: Scenario) -> list[str]:
         has[engine.speculative.method] = True
         has[f"{engine.speculative.method} + async"] = engine.async_scheduling
         has["multimodal + spec"] = images
+        has["dynamic drafts"] = bool(engine.speculative.num_speculative_tokens_per_batch_size)
     return [name for name, there in has.items() if there]
 
 

@@ -13,6 +13,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
+from fuzz import limits
 from fuzz.restrict import FEATURES as FEATURES
 from fuzz.restrict import parse_features as parse_features
 from fuzz.restrict import restrict as restrict
@@ -129,6 +130,8 @@ def _engine(rng: Random, weights: Weights, block_size: BlockSize, images: tuple[
         connector=_connector(rng, weights) if _connects(rng, weights) else None,
         interleaving="free" if chance(rng, weights, "free") else "engine",
         model_runner="v2" if "v2_runner" in weights else "v1",
+        max_loras=rng.choice((1, 1, 2, 3)) if "lora" in weights else 0,
+        pipeline_parallel_size=rng.choice((2, 2, 3, 4)) if chance(rng, weights, "pipeline") else 1,
     )
     window, groups = canonical_groups(engine)  # a pool is tight for what is left of the groups
     engine = replace(engine, sliding_window=window, kv_cache_groups=groups)
@@ -136,6 +139,7 @@ def _engine(rng: Random, weights: Weights, block_size: BlockSize, images: tuple[
         engine = replace(engine, num_gpu_blocks=blocks_needed(engine) + rng.choice((0, 0, 1, 2, 4)))
     else:
         engine = without_pressure(engine)
+    engine = limits.with_limits(rng, weights, engine)
     shown = (Request(prompt=(Image(0),)),) if images else ()
     return repair(Scenario(format=1, engine=engine, images=images, requests=shown)).engine
 
@@ -255,6 +259,7 @@ def _answers(rng: Random, weights: Weights, engine: Engine, request: Request, ro
         min_tokens=least if chance(rng, weights, "min_tokens") else 0,
         cache_salt=rng.randint(0, 2) if chance(rng, weights, "cache_salt") else 0,
         skip_reading_prefix_cache=chance(rng, weights, "skip_prefix"),
+        lora=rng.choice((1, 1, 2, 2, 3, 4)) if chance(rng, weights, "lora") else 0,
         priority=rng.randint(-2, 2) if chance(rng, weights, "priority") else 0,
         eos_at=eos_at,
         ignore_eos=eos_at is not None and rng.random() < 0.25,

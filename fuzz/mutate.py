@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from random import Random
 
-from fuzz import mutators, prompt_mutators, timeline_mutators
+from fuzz import limits, mutators, prompt_mutators, timeline_mutators
 from fuzz.restrict import restrict
 from harness.repair import repair
 from harness.scenario import Scenario
@@ -58,6 +58,8 @@ MUTATORS: dict[str, Mutator] = {
         mutators.change_min_tokens,
         mutators.change_salt,
         mutators.flip_skip_prefix,
+        mutators.change_lora,
+        limits.change_limit,
     )
 }
 """By the name under which their yield is counted."""
@@ -71,6 +73,7 @@ _NEEDS = {
     "change_min_tokens": "min_tokens",
     "change_salt": "cache_salt",
     "flip_skip_prefix": "skip_prefix",
+    "change_lora": "lora",
     "change_speculative": "spec",
     "change_groups": "groups",
     "change_encoder": "mm",

@@ -210,6 +210,16 @@ def change_salt(rng: Random, scenario: Scenario) -> Scenario:
     return any_request(rng, scenario, lambda r: replace(r, cache_salt=rng.randint(0, 2)))
 
 
+def change_lora(rng: Random, scenario: Scenario) -> Scenario:
+    """Another adapter, or none, for one request, or another number of slots."""
+    if rng.random() < 0.3:
+        return with_engine(scenario, max_loras=rng.randint(0, 3))
+    slots = max(1, scenario.engine.max_loras)
+    return any_request(
+        rng, with_engine(scenario, max_loras=slots), lambda r: replace(r, lora=rng.randint(0, 4))
+    )
+
+
 def flip_skip_prefix(rng: Random, scenario: Scenario) -> Scenario:
     return any_request(
         rng, scenario, lambda r: replace(r, skip_reading_prefix_cache=not r.skip_reading_prefix_cache)
@@ -237,4 +247,5 @@ _CHOICES: tuple[tuple[str, tuple[object, ...]], ...] = (
     ("async_scheduling", (False, True)),
     ("interleaving", ("engine", "free")),
     ("model_runner", ("v1", "v2")),
+    ("pipeline_parallel_size", (1, 2, 3, 4)),
 )

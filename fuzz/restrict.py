@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
+from fuzz import limits
 from fuzz.edits import without_events
 from harness.features import uses_v2_ngram
 from harness.groups import has_mamba, is_hybrid
@@ -168,6 +169,9 @@ _OFF: dict[str, Callable[[Scenario], Scenario]] = {
     "min_tokens": _request_field(min_tokens=0),
     "cache_salt": _request_field(cache_salt=0),
     "skip_prefix": _request_field(skip_reading_prefix_cache=False),
+    "lora": _engine_field(max_loras=0),
+    "pipeline": _engine_field(pipeline_parallel_size=1),
+    **limits.OFF,
     "connector": _without_connector,
     "failed_load": _without_failed_loads,
     "load_failure_policy": _without_failure_policy,

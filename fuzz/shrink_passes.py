@@ -189,6 +189,8 @@ def _default_details(current: Scenario) -> Generator[Scenario, Scenario, None]:
     """What a request says beyond the necessary; scripts entry by entry."""
     current = yield replace(current, step_delays=())
     current = yield from _drop_items(current, ("step_delays",))
+    if get(current, _SCHEDULE):
+        current = yield from _drop_items(current, _SCHEDULE)
     for i in range(len(current.requests)):
         for name in Request.__struct_fields__[2:]:
             default = Request.__struct_defaults__[Request.__struct_fields__.index(name)]
@@ -240,7 +242,7 @@ def _places(scenario: Scenario) -> list[Place]:
                 places += [(("requests", i, "prompt", j, name), floor) for name, floor in fields]
         places.append((("requests", i, "max_tokens"), 1))
         places.append((("requests", i, "grammar", "delay"), 0))
-        names = ("priority", "eos_at", "stop_at", "min_tokens", "cache_salt")
+        names = ("priority", "eos_at", "stop_at", "min_tokens", "cache_salt", "lora")
         places += [(("requests", i, name), 0) for name in names]
         places += [(("requests", i, "acceptance", j), 0) for j in range(len(request.acceptance))]
         places.append((("requests", i, "send"), 0))
@@ -256,12 +258,17 @@ def _places(scenario: Scenario) -> list[Place]:
     return places + _engine_places(scenario)
 
 
+_SCHEDULE: Path = ("engine", "speculative", "num_speculative_tokens_per_batch_size")
+
+
 def _engine_places(scenario: Scenario) -> list[Place]:
     """The numbers of the configuration that are not at their defaults."""
     default = Scenario(format=1, engine=Engine(speculative=Speculative(), encoder=Encoder()))
     paths: list[Path] = [("engine", name) for name in Engine.__struct_fields__ if name != "block_size"]
     paths += [("engine", "speculative", "num_speculative_tokens")]
     paths += [("engine", "encoder", name) for name in Encoder.__struct_fields__]
+    schedule = get(scenario, _SCHEDULE) or ()
+    paths += [(*_SCHEDULE, index) for index in range(len(schedule))]
     groups = range(len(scenario.engine.kv_cache_groups))
     paths += [("engine", "kv_cache_groups", index, "size") for index in groups]
     changed = [
@@ -269,7 +276,7 @@ def _engine_places(scenario: Scenario) -> list[Place]:
         for path in paths
         if type(get(scenario, path)) is int and get(scenario, path) != get(default, path)
     ]
-    return [(path, 2 if path[-1] == "max_model_len" else 1) for path in changed]
+    return [(path, 2 if path[-1] == "max_model_len" else int(path[:-1] != _SCHEDULE)) for path in changed]
 
 
 def _lower_together(current: Scenario) -> Generator[Scenario, Scenario, None]:

@@ -18,9 +18,10 @@ from typing import Any
 from harness import compat, features
 from harness.groups import has_mamba, states_are_cached
 from harness.kv_groups import grouped
+from harness.limits import batches_in_flight, scheduler_fields
 from harness.model import EOS, STOP, Reference
 from harness.peers.grammar import Grammars
-from harness.scenario import Connector, Engine, Scenario, image_hash, request_id
+from harness.scenario import Connector, Engine, Scenario, image_hash, lora_name, request_id
 from harness.verdict import HarnessError
 
 
@@ -92,7 +93,15 @@ def _speculative_config(engine: Engine) -> Any:
         SpeculativeConfig,
         method=speculative.method,
         num_speculative_tokens=speculative.num_speculative_tokens,
+        **compat.dynamic_drafts(speculative.num_speculative_tokens_per_batch_size),
     )
+
+
+def lora_config(engine: Engine) -> Any:
+    """The LoRAConfig of an engine; None without LoRA."""
+    from vllm.config import LoRAConfig
+
+    return LoRAConfig(max_loras=engine.max_loras) if engine.max_loras else None
 
 
 @functools.cache
@@ -144,6 +153,7 @@ def vllm_config(engine: Engine) -> Any:
             policy=engine.policy,
             async_scheduling=engine.async_scheduling,
             disable_chunked_mm_input=bool(encoder and encoder.disable_chunked_mm_input),
+            **scheduler_fields(engine),
         )
         cache_config = compat.construct(
             CacheConfig,
@@ -166,6 +176,13 @@ def vllm_config(engine: Engine) -> Any:
     if engine.model_runner == "v2" and (unsupported := compat.v2_unsupported(config)):
         # VllmConfig says so itself when it is made; it did not know the drafter then.
         raise Rejected(f"Model Runner V2 does not yet support: {', '.join(unsupported)}")
+    config.lora_config = lora_config(engine)
+    if (
+        engine.data_parallel or engine.pipeline_parallel_size > 1
+    ):  # VllmConfig itself would ask for more devices
+        config.parallel_config = copy.copy(config.parallel_config)
+        config.parallel_config.data_parallel_size = 1 + engine.data_parallel
+        config.parallel_config.pipeline_parallel_size = engine.pipeline_parallel_size
     # VllmConfig without a model settles these for a model that it does not know; say them again.
     config.scheduler_config.async_scheduling = engine.async_scheduling
     config.scheduler_config.enable_chunked_prefill = engine.enable_chunked_prefill
@@ -247,7 +264,7 @@ def engine_core(engine: Engine, executor: Any, grammars: Grammars | None = None)
     core.request_block_hasher = compat.block_hasher(hash_block_size or block_size, config) if hashes else None
     core.use_spec_decode = core.check_for_draft_tokens = engine.speculative is not None
     core.async_scheduling = engine.async_scheduling
-    core.batch_queue_size = 2 if engine.async_scheduling else 1
+    core.batch_queue_size = batches_in_flight(engine)
     core.batch_queue = deque(maxlen=core.batch_queue_size) if core.batch_queue_size > 1 else None
     core.step_fn = core.step if core.batch_queue is None else core.step_with_batch_queue
     core.aborts_queue = queue.Queue()
@@ -260,6 +277,8 @@ def engine_core(engine: Engine, executor: Any, grammars: Grammars | None = None)
     core._idle_state_callbacks = []
     core._scheduler_paused = False  # 0.16
     core.abort_requests = functools.partial(_abort_in_order, core)
+    if engine.data_parallel:
+        compat.pace_prefills_as_a_rank(core)
     # EngineCoreProc's
     core.output_queue = queue.Queue()
     core.engines_running = False
@@ -322,9 +341,17 @@ def request(
         mm_features=features or None,
         priority=spec.priority,
         cache_salt=f"salt-{spec.cache_salt}" if spec.cache_salt else None,
+        lora_request=_lora_request(spec.lora),
         block_hasher=hasher,
         **extra,
     )
+
+
+def _lora_request(adapter: int) -> Any:
+    from vllm.lora.request import LoRARequest
+
+    name = lora_name(adapter)
+    return LoRARequest(lora_name=name, lora_int_id=adapter, lora_path=name) if adapter else None
 
 
 def _structured_outputs(index: int) -> Any:

@@ -38,6 +38,24 @@ def loads_are_whole_blocks() -> bool:
     return "block_ids" in Scheduler._update_waiting_for_remote_kv.__code__.co_varnames
 
 
+def _scheduler_has(field: str) -> tuple[Callable[[], bool], str]:
+    """An optional feature that is a field of SchedulerConfig."""
+
+    def present() -> bool:
+        from vllm.config import SchedulerConfig
+
+        return field in {one.name for one in dataclasses.fields(SchedulerConfig)}
+
+    return present, f"SchedulerConfig.{field}"
+
+
+def _drafts_by_batch_size() -> bool:
+    from vllm.config import SpeculativeConfig
+
+    return _DYNAMIC in {one.name for one in dataclasses.fields(SpeculativeConfig)}
+
+
+_DYNAMIC = "num_speculative_tokens_per_batch_size"
 _PRESENT: Mapping[str, tuple[Callable[[], bool], str]] = {
     "groups": (
         lambda: _any_mixture_of_groups(),
@@ -68,6 +86,12 @@ _PRESENT: Mapping[str, tuple[Callable[[], bool], str]] = {
         lambda: worker_source("gpu/spec_decode/ngram/speculator.py").is_file(),
         "its V2 model runner has no n-gram search",
     ),
+    "active_seqs": _scheduler_has("max_num_active_seqs"),
+    "adaptive_prefill": _scheduler_has("long_prefill_token_threshold_adaptive"),
+    "unreserved_isl": _scheduler_has("scheduler_reserve_full_isl"),
+    "watermark": _scheduler_has("watermark"),
+    "prefill_interval": _scheduler_has("prefill_schedule_interval"),
+    "dynamic_spec": (_drafts_by_batch_size, f"SpeculativeConfig.{_DYNAMIC} (from 0.24)"),
 }
 """Optional features (harness.features) by name: whether the loaded vLLM has it, and what it must have for that."""
 
@@ -165,6 +189,27 @@ def grammars_go_with_async_drafts() -> bool:
     from vllm.v1.core.sched.scheduler import Scheduler
 
     return hasattr(Scheduler, "update_draft_token_ids_in_output")
+
+
+def dynamic_drafts(schedule: tuple[int, ...]) -> dict[str, Any]:
+    """SpeculativeConfig's schedule of draft lengths, if there is one: (first, last, drafts) for steps' sizes."""
+    return {_DYNAMIC: [(size, size, count) for size, count in enumerate(schedule, 1)]} if schedule else {}
+
+
+def pace_prefills_as_a_rank(core: Any) -> None:
+    """Lets an engine core pace prefills as data-parallel ranks do, by `step_counter`."""
+    from vllm.v1.engine.core import DPEngineCoreProc
+
+    core.step_counter = 0
+    core.prefill_schedule_interval = core.vllm_config.scheduler_config.prefill_schedule_interval
+    core._should_throttle_prefills = functools.partial(DPEngineCoreProc._should_throttle_prefills, core)
+
+
+def schedule(core: Any) -> Any:
+    """A scheduling pass as the engine's loop asks for it: from 0.24 on it says whether prefills must wait."""
+    if hasattr(core, "_should_throttle_prefills"):
+        return core.scheduler.schedule(core._should_throttle_prefills())
+    return core.scheduler.schedule()
 
 
 def process_aborts(core: Any) -> None:

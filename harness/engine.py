@@ -226,6 +226,7 @@ class Run:
         self._each("aborted", life)
 
     def _step(self) -> None:
+        self.core.step_counter = self.world.iteration  # a data-parallel rank's, in a wave that never ends
         if self.scenario.engine.interleaving == "free":
             self._guarded(self._free_loop.step)
             return

@@ -33,6 +33,11 @@ def uses_v2_ngram(scenario: Scenario) -> bool:
     return scenario.engine.model_runner == "v2" and speculative is not None and speculative.method == "ngram"
 
 
+def _drafts_by_batch_size(scenario: Scenario) -> bool:
+    speculative = scenario.engine.speculative
+    return speculative is not None and bool(speculative.num_speculative_tokens_per_batch_size)
+
+
 OPTIONAL: Mapping[str, Callable[[Scenario], bool]] = {
     "groups": lambda scenario: bool(scenario.engine.kv_cache_groups) and not is_hybrid(scenario.engine),
     "mamba_cache": lambda scenario: states_are_cached(scenario.engine),
@@ -42,6 +47,12 @@ OPTIONAL: Mapping[str, Callable[[Scenario], bool]] = {
     "hybrid_connector": _loads_groups,
     "v2_runner": lambda scenario: scenario.engine.model_runner == "v2",
     "v2_ngram": uses_v2_ngram,
+    "active_seqs": lambda scenario: bool(scenario.engine.max_num_active_seqs),
+    "adaptive_prefill": lambda scenario: scenario.engine.long_prefill_token_threshold_adaptive,
+    "unreserved_isl": lambda scenario: not scenario.engine.scheduler_reserve_full_isl,
+    "watermark": lambda scenario: bool(scenario.engine.watermark),
+    "prefill_interval": lambda scenario: scenario.engine.prefill_schedule_interval > 1,
+    "dynamic_spec": _drafts_by_batch_size,
 }
 """By the name under which `fuzz.generate` knows the feature."""
 

@@ -26,7 +26,7 @@ class FreeLoop:
         scheduler, executor = core.scheduler, core.model_executor
         scheduled = False
         if scheduler.has_requests() and len(flights) < core.batch_queue_size:
-            output = scheduler.schedule()
+            output = compat.schedule(core)
             executor.execute_model(output, non_block=True)
             if output.total_num_scheduled_tokens:
                 self._sample(output)

@@ -1,7 +1,8 @@
 """The reference language model: every token is a deterministic function of the whole prefix. Pure.
 
 Position `i` of a sequence has a 64-bit key, made of the position, its token and, inside a multimodal item, the
-item's identity and the place in it. The fingerprint of a prefix is the sum of its keys. Position `i`'s fingerprint
+item's identity and the place in it. The fingerprint of a prefix is the sum of its keys, and of what a LoRA
+adapter adds. Position `i`'s fingerprint
 stands for the key and value that a causal model would keep there: it depends on everything up to and including
 token `i`. The next token is drawn from the fingerprint of the last position.
 
@@ -42,6 +43,14 @@ def item_value(identity: int, at: int) -> int:
     return 1 + identity * 4096 + at
 
 
+def adapter_value(lora: int) -> int:
+    """What a LoRA adapter adds to the key of the first position, and again to every fingerprint; 0 for none.
+
+    Twice, so that the answers depend on the adapter under which the context was computed, and on the step's own.
+    """
+    return mix(mix(SEED, lora), 11) if lora else 0
+
+
 def drawn(fingerprint: int) -> int:
     """The ordinary token that follows a prefix."""
     return FIRST + (mix(fingerprint, 0) >> 33) % (VOCABULARY - FIRST)
@@ -76,7 +85,7 @@ class Reference:
         self.tokens: list[int] = []
         self.contents: list[int] = []
         """Fingerprint at each position."""
-        self._state = 0
+        self._state = 2 * adapter_value(request.lora) & _MASK
         self._drafted, self._drafting_steps = 1, 0  # the first output is the prefill's, never a draft
         self._errors: set[int] = set()
         """Output positions, up to `_drafted`, at which the drafter errs."""

@@ -13,6 +13,7 @@ from harness.groups import (
     looks_ahead,
     states_are_cached,
 )
+from harness.limits import batches_in_flight, repair_limits
 from harness.scenario import (
     MAX_EVENTS,
     MAX_MODEL_LEN,
@@ -37,6 +38,10 @@ def repair(scenario: Scenario) -> Scenario:
     """The nearest legal scenario. Idempotent; the identity on legal ones."""
     images = _repair_images(scenario)
     engine = _repair_engine(scenario.engine, images if _shows_images(scenario) else ())
+    if any(isinstance(event, Pause) for event in scenario.timeline):
+        # DPEngineCoreProc pauses by agreement of all ranks, which is not modelled.
+        engine = replace(engine, data_parallel=False)
+    engine = repair_limits(engine)
     requests = tuple(_repair_request(request, engine, images) for request in scenario.requests)
     if not any(isinstance(part, Image) for request in requests for part in request.prompt):
         images = ()
@@ -46,7 +51,7 @@ def repair(scenario: Scenario) -> Scenario:
         images=images,
         requests=requests,
         timeline=_repair_timeline(scenario.timeline, len(requests)),
-        step_delays=scenario.step_delays if engine.async_scheduling else (),
+        step_delays=scenario.step_delays if batches_in_flight(engine) > 1 else (),
     )
 
 
@@ -89,20 +94,28 @@ def _repair_states(engine: Engine) -> Engine:
         enable_chunked_prefill=True,
         max_num_batched_tokens=max(engine.max_num_batched_tokens, engine.block_size),
         long_prefill_token_threshold=max(threshold, engine.block_size) if threshold else 0,
+        # The stub's states are proven on one stage of the V1 runner.
         model_runner="v1",
+        pipeline_parallel_size=1,
     )
 
 
 def _repair_engine(engine: Engine, images: tuple[int, ...]) -> Engine:
     if engine.connector is not None:
         # What a connector loads for a state or a chunk is its own affair; vLLM's load attention, windows included. Of
-        # runners, the stub of V1 is proven with one.
-        engine = replace(engine, kv_cache_groups=(), model_runner="v1")
+        # runners, the stub of V1 is proven with one, and without a pipeline: each stage would have a side of its own.
+        engine = replace(engine, kv_cache_groups=(), model_runner="v1", pipeline_parallel_size=1)
     engine = _repair_states(engine)
     sliding_window, groups = canonical_groups(engine)
     engine = replace(engine, sliding_window=sliding_window, kv_cache_groups=groups)
+    if engine.pipeline_parallel_size > 1:
+        # The loop takes drafts right after a dispatch, when the step is in flight: each request with drafts is then
+        # scheduled for them alone. vLLM checks nothing. The V2 runner's stages hand tokens on; its stub is one stage.
+        engine = replace(engine, speculative=None, model_runner="v1")
     speculative, encoder = engine.speculative, engine.encoder
     asynchronous = engine.async_scheduling and not (speculative and speculative.method == "ngram")
+    # VllmConfig of 0.33: the V1 runner has no asynchronous scheduling with a pipeline.
+    asynchronous = asynchronous and engine.pipeline_parallel_size == 1
     longest = max(images, default=0)
     # SchedulerConfig: max_num_batched_tokens >= max_num_seqs; without chunking also >= max_model_len.
     budget = max(engine.max_num_batched_tokens, engine.max_num_seqs)
@@ -175,6 +188,8 @@ def _repair_request(request: Request, engine: Engine, images: tuple[int, ...]) -
         stop_at=stop_at,
         acceptance=tuple(min(count, limit) for count in request.acceptance) if limit else (),
         min_tokens=min_tokens,
+        # The front end refuses adapters if LoRA is not enabled.
+        lora=request.lora if engine.max_loras else 0,
         load=_repair_load(request.load, length, engine) if consumes else None,
         send=request.send if produces else None,
     )

@@ -39,11 +39,13 @@ class Speculative(_Base, frozen=True):
     """vLLM's SpeculativeConfig as far as the scheduler reads it.
 
     `eagle` and `mtp` (one module) draft `num_speculative_tokens` each step with a look-ahead of one token; `ngram`
-    drafts as many as its script says and has no look-ahead.
+    drafts as many as its script says and has no look-ahead. `num_speculative_tokens_per_batch_size` has an entry for
+    each number of requests in a step, from one on; the last holds for all larger ones (vLLM's has ranges).
     """
 
     method: Literal["eagle", "mtp", "ngram"] = "eagle"
     num_speculative_tokens: Annotated[int, Meta(ge=1, le=8)] = 1
+    num_speculative_tokens_per_batch_size: Annotated[tuple[Draft, ...], Meta(max_length=8)] = ()
 
 
 class Encoder(_Base, frozen=True):
@@ -89,7 +91,7 @@ class Connector(_Base, frozen=True):
 
 
 class Engine(_Base, frozen=True):
-    """Configuration of the engine; every name but `interleaving` and `model_runner` is vLLM's.
+    """Configuration of the engine; every name but `interleaving`, `model_runner` and `data_parallel` is vLLM's.
 
     A model has one full-attention group, or one and a window group (`sliding_window`); `kv_cache_groups` says every
     other mixture (`harness.groups`).
@@ -97,6 +99,10 @@ class Engine(_Base, frozen=True):
     `interleaving="free"` lets results be delivered in orders that today's `EngineCore` loop does not make, within the
     same contract (first in, first out; no more batches in flight than the configuration allows).
     `model_runner` is what VLLM_USE_V2_MODEL_RUNNER says: scheduler and worker have a contract for each.
+
+    `max_num_active_seqs` 0 is none; `max_loras` 0 is an engine without LoRA. `watermark` is in hundredths of all
+    blocks. With `data_parallel` the engine is one rank of many, which all pace prefills (`prefill_schedule_interval`)
+    by one count of the engine's iterations.
     """
 
     max_num_seqs: Annotated[int, Meta(ge=1, le=32)] = 4
@@ -116,6 +122,14 @@ class Engine(_Base, frozen=True):
     connector: Connector | None = None
     interleaving: Literal["engine", "free"] = "engine"
     model_runner: Literal["v1", "v2"] = "v1"
+    max_num_active_seqs: Annotated[int, Meta(ge=0, le=32)] = 0
+    long_prefill_token_threshold_adaptive: bool = False
+    scheduler_reserve_full_isl: bool = True
+    watermark: Annotated[int, Meta(ge=0, le=99)] = 0
+    prefill_schedule_interval: Annotated[int, Meta(ge=1, le=16)] = 1
+    data_parallel: bool = False
+    max_loras: Annotated[int, Meta(ge=0, le=8)] = 0
+    pipeline_parallel_size: Annotated[int, Meta(ge=1, le=4)] = 1
 
 
 class Text(_Base, frozen=True, tag="text", tag_field="kind", array_like=True):
@@ -164,7 +178,8 @@ class Request(_Base, frozen=True):
     """A request as the front end would submit it, and the script of the model's answers to it.
 
     `eos_at` and `stop_at` give the output position (0 is the first generated token) at which the reference model emits
-    EOS or a stop token; never below `min_tokens`, where a sampler masks them. Salts are numbers; 0 is none.
+    EOS or a stop token; never below `min_tokens`, where a sampler masks them. Salts and LoRA adapters are numbers; 0 is
+    none. An adapter makes another model: other answers, other KV contents.
     `acceptance` cycles over the request's drafting steps: how many drafts, from the first, will
     be right (capped by `num_speculative_tokens`); it is laid along the outputs, see `Reference.errs`.
     """
@@ -185,6 +200,7 @@ class Request(_Base, frozen=True):
     load: Load | None = None
     send: Delay | None = None
     """Iterations that the connector takes, once the request has ended, to send its blocks; None if it does not."""
+    lora: Annotated[int, Meta(ge=0, le=4)] = 0
 
 
 class Arrive(_Base, frozen=True, tag="arrive", tag_field="event"):
@@ -267,6 +283,11 @@ def concerns(event: Event) -> int | None:
 def request_id(index: int) -> str:
     """The id of a scenario's request in vLLM and in every message."""
     return f"r{index}"
+
+
+def lora_name(adapter: int) -> str:
+    """The name of an adapter in vLLM; its id is its number."""
+    return f"adapter-{adapter}"
 
 
 def image_hash(identity: int) -> str:

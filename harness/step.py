@@ -32,6 +32,8 @@ class NewRow:
     """Indices of items that come without the data that the encoder needs."""
     prefill: tuple[int, ...] | None = None
     """All tokens that are known, for the V2 runner: more than the prompt if the request was preempted."""
+    lora: int = 0
+    """The id of its LoRA adapter, or 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,8 @@ class CachedRow:
     computed: int
     num_output: int
     all_tokens: tuple[int, ...] | None
+    new_tokens: tuple[int, ...] = ()
+    """Known tokens that the step computes; sent to the first stage of a pipeline, which has not sampled them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,8 @@ class Step:
     preempted: tuple[str, ...]
     structured: bool = False
     """Whether a request with a grammar samples; not said, and not needed, up to 0.13."""
+    to_draft: int | None = None
+    """`num_spec_tokens_to_schedule`: drafts to make after this step; not said up to 0.23."""
     zeroed: tuple[int, ...] = ()
     """Blocks whose memory the worker fills with zeros before it does anything else with them."""
     orders: Orders | None = None
@@ -107,6 +113,7 @@ def copy_step(output: Any, index: int, iteration: int) -> Step:
                 computed=new.num_computed_tokens,
                 stripped=tuple(i for i, feature in enumerate(new.mm_features) if feature.data is None),
                 prefill=_tokens(getattr(new, "prefill_token_ids", None)),
+                lora=new.lora_request.lora_int_id if new.lora_request else 0,
             )
             for new in output.scheduled_new_reqs
         ),
@@ -119,6 +126,7 @@ def copy_step(output: Any, index: int, iteration: int) -> Step:
         finished=tuple(sorted(output.finished_req_ids)),
         preempted=tuple(sorted(output.preempted_req_ids or ())),
         structured=bool(getattr(output, "has_structured_output_requests", False)),
+        to_draft=getattr(output, "num_spec_tokens_to_schedule", None),
         zeroed=tuple(getattr(output, "new_block_ids_to_zero", None) or ()),
         orders=None if output.kv_connector_metadata is None else output.kv_connector_metadata.orders,
         loads_first=getattr(output, "has_sync_kv_loads", True),
@@ -143,4 +151,5 @@ def _cached_row(cached: Any, i: int, request: str) -> CachedRow:
         computed=cached.num_computed_tokens[i],
         num_output=cached.num_output_tokens[i],
         all_tokens=_tokens(cached.all_token_ids.get(request)),
+        new_tokens=tuple(cached.new_token_ids[i]) if cached.new_token_ids else (),
     )

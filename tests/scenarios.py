@@ -76,6 +76,10 @@ def structured(*requests: Request, delay: int = 0) -> tuple[Request, ...]:
 
 MIXED = (*structured(*DRAFTED), text(7, 6, 2, eos_at=4, grammar=Grammar(2)), text(6, 8, 3))
 """Structured requests, one of which comes late and stops, and one that is not."""
+LONG = (text(20, 12), text(40, 4, 1))
+DYNAMIC = Speculative("eagle", 3, (3, 1, 0))
+"""Three drafts for a request that is alone, one for each of two, none for more."""
+ADAPTED = (text(14, 6), text(14, 6, lora=1), text(14, 6, lora=2), text(14, 3, lora=1), text(14, 3))
 FORCED = Reset(2, reset_running_requests=True)
 TALK = (text(14, 6), text(9, 6, 1))
 SALTED = (text(14, 3), text(14, 3, cache_salt=1), text(14, 3, cache_salt=2), text(14, 3, cache_salt=1))
@@ -269,6 +273,60 @@ LEGAL: dict[str, Scenario] = {
     ),
     "min_tokens": scenario(SMALL, text(5, 8, eos_at=4, min_tokens=4), text(6, 8, 1, min_tokens=8)),
     "cache_salt": scenario(SMALL, *SALTED, events=tuple(Arrive(index, 4) for index in range(4))),
+    "active_seqs": scenario(replace(SMALL, max_num_active_seqs=1), text(6, 8), text(6, 8, 1)),
+    "adaptive_prefill": scenario(
+        replace(SMALL, long_prefill_token_threshold=2, long_prefill_token_threshold_adaptive=True),
+        text(20, 3),
+        text(9, 3, 1),
+    ),
+    "unreserved_isl": scenario(replace(TIGHT, scheduler_reserve_full_isl=False), *LONG),
+    "reserved_isl": scenario(TIGHT, *LONG),
+    "watermark": scenario(replace(TIGHT, watermark=50), *BACKLOG),
+    "prefill_interval": scenario(
+        replace(SMALL, prefill_schedule_interval=4),
+        text(5, 12),
+        text(5, 3, 1),
+        events=(Arrive(0), Arrive(1, 1)),
+    ),
+    "prefill_interval_dp": scenario(
+        replace(SMALL, prefill_schedule_interval=4, data_parallel=True),
+        text(5, 12),
+        text(5, 3, 1),
+        events=(Arrive(0), Arrive(1, 1)),
+    ),
+    "dynamic_spec": scenario(replace(SMALL, speculative=DYNAMIC), *DRAFTED, text(4, 3, 2)),
+    "dynamic_spec_async": scenario(
+        replace(SMALL, speculative=DYNAMIC, async_scheduling=True), *DRAFTED, text(4, 5, 2)
+    ),
+    "dynamic_spec_ngram": scenario(
+        replace(SMALL, speculative=replace(DYNAMIC, method="ngram")), *DRAFTED, text(4, 3, 2)
+    ),
+    "lora": scenario(
+        replace(SMALL, max_loras=1),
+        *ADAPTED,
+        events=(Arrive(0), Arrive(1), Arrive(2), Arrive(3), Arrive(4, 1)),
+    ),
+    "lora_prefix": scenario(
+        replace(SMALL, max_loras=2), *ADAPTED, events=tuple(Arrive(index, 4) for index in range(5))
+    ),
+    "lora_spec_async": scenario(
+        replace(SMALL, max_loras=2, async_scheduling=True, speculative=EAGLE),
+        *ADAPTED,
+        *DRAFTED,
+        events=tuple(Arrive(index, 1) for index in range(7)),
+    ),
+    "lora_preemption": scenario(
+        replace(TIGHT, max_loras=2),
+        *(replace(request, lora=lora) for lora, request in enumerate(BACKLOG)),
+        text(20, 6, 2, lora=2),
+    ),
+    "pipeline": scenario(
+        replace(SMALL, pipeline_parallel_size=2), text(40, 3), text(9, 6, 1), text(5, 6, 2), delays=(2, 1)
+    ),
+    "pipeline_preemption": scenario(replace(TIGHT, pipeline_parallel_size=3), *BACKLOG, delays=(3, 1)),
+    "pipeline_free": scenario(
+        replace(SMALL, pipeline_parallel_size=4, interleaving="free"), *BACKLOG, delays=(3, 0, 2, 1)
+    ),
     "skip_prefix": scenario(
         TIGHT,
         text(14, 3),

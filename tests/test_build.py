@@ -58,6 +58,12 @@ def test_a_refusal_says_why():
         ({"long_prefill_token_threshold": 7}, "scheduler_config.long_prefill_token_threshold", 7),
         ({"policy": "priority"}, "policy.value", "priority"),
         ({"async_scheduling": True}, "scheduler_config.async_scheduling", True),
+        ({"max_num_active_seqs": 2}, "scheduler_config.max_num_active_seqs", 2),
+        ({"max_num_active_seqs": 0}, "scheduler_config.max_num_active_seqs", None),
+        ({"scheduler_reserve_full_isl": False}, "scheduler_config.scheduler_reserve_full_isl", False),
+        ({"watermark": 25}, "scheduler_config.watermark", 0.25),
+        ({"prefill_schedule_interval": 3}, "scheduler_config.prefill_schedule_interval", 3),
+        ({"data_parallel": True, "prefill_schedule_interval": 3}, "parallel_config.data_parallel_size", 2),
         ({"speculative": Speculative("eagle", 3)}, "num_spec_tokens", 3),
         ({"speculative": Speculative("eagle", 3)}, "num_lookahead_tokens", 3),
         ({"speculative": Speculative("ngram", 3)}, "num_lookahead_tokens", 0),
@@ -112,6 +118,20 @@ def test_a_request_is_what_the_front_end_would_submit():
     assert places == [(6, 6, "image-0"), (14, 8, "image-1")]
     assert [f.data for f in request.mm_features] == ["6 embeddings of image 0", "8 embeddings of image 1"]
     assert request.sampling_params.max_tokens == scenario.requests[0].max_tokens
+
+
+def test_a_request_has_its_adapter():
+    scenario = LEGAL["lora"]
+    adapters = [
+        build.request(scenario, index, Reference(scenario, index), 0.0, None, lambda *_: {}).lora_request
+        for index in range(3)
+    ]
+    assert adapters[0] is None
+    assert [(adapter.lora_int_id, adapter.lora_name) for adapter in adapters[1:]] == [
+        (1, "adapter-1"),
+        (2, "adapter-2"),
+    ]
+    assert build.vllm_config(scenario.engine).lora_config.max_loras == 1
 
 
 @pytest.mark.parametrize("ignore_eos", [False, True])

@@ -101,6 +101,16 @@ EXPECTED = {
         "0.24.0": "O2-kv-read-mismatch-358f2615",
         "0.33.0": None,
     },
+    "pipeline-admits-an-adapter-too-many": {
+        "0.20.2": "O1-exception-454bef8e",
+        "0.24.0": "O1-exception-454bef8e",
+        "0.33.0": None,
+    },
+    "pipeline-reset-repeats-a-token-in-flight": {
+        "0.20.2": "O8-wrong-token-14b7bfe8",
+        "0.24.0": "O8-wrong-token-14b7bfe8",
+        "0.33.0": None,
+    },
 }
 STUB = {
     "0.12.0": {

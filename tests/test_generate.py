@@ -44,7 +44,7 @@ def uses(scenario: Scenario, feature: str) -> bool:
         "preemption": engine.num_gpu_blocks <= engine.max_num_seqs * (blocks_needed(engine) - 1),
         "priority": engine.policy == "priority" or any(r.priority for r in requests),
         "abort": any(isinstance(event, Abort) for event in scenario.timeline),
-        "async": engine.async_scheduling or bool(scenario.step_delays),
+        "async": engine.async_scheduling,
         "spec": engine.speculative is not None or any(r.acceptance for r in requests),
         "mm": engine.encoder is not None or bool(scenario.images),
         "sliding_window": engine.sliding_window > 0,
@@ -60,6 +60,14 @@ def uses(scenario: Scenario, feature: str) -> bool:
         "min_tokens": any(r.min_tokens for r in requests),
         "cache_salt": any(r.cache_salt for r in requests),
         "skip_prefix": any(r.skip_reading_prefix_cache for r in requests),
+        "lora": engine.max_loras > 0 or any(r.lora for r in requests),
+        "pipeline": engine.pipeline_parallel_size > 1,
+        "active_seqs": engine.max_num_active_seqs > 0,
+        "adaptive_prefill": engine.long_prefill_token_threshold_adaptive,
+        "unreserved_isl": not engine.scheduler_reserve_full_isl,
+        "watermark": engine.watermark > 0,
+        "prefill_interval": engine.prefill_schedule_interval > 1,
+        "dynamic_spec": bool(engine.speculative and engine.speculative.num_speculative_tokens_per_batch_size),
         "max_model_len": any(end >= engine.max_model_len for end in ends),
         "connector": engine.connector is not None
         or any(r.load is not None or r.send is not None for r in requests),
@@ -71,6 +79,7 @@ def uses(scenario: Scenario, feature: str) -> bool:
 
 
 NEEDS = {
+    "dynamic_spec": ("spec",),
     "failed_load": ("connector",),
     "load_failure_policy": ("connector",),
     "hybrid_connector": ("connector", "sliding_window"),

@@ -162,3 +162,12 @@ def test_a_match_ends_with_its_first_wrong_guess(script: tuple[int, ...], count:
     drafts = one.drafts(position, count)
     good = right(one, position, drafts)
     assert one.matched(position, count) == (drafts[: good + 1] if good else [])
+
+
+def test_an_adapter_makes_another_model():
+    plain, one, two = (reference(Request(prompt=(Text(0, 0, 4),), lora=lora)) for lora in (0, 1, 2))
+    assert plain.tokens[:4] == one.tokens[:4] == two.tokens[:4]
+    for position in range(8):
+        assert len({known.content(position) for known in (plain, one, two)}) == 3
+    assert len({known.token(4) for known in (plain, one, two)}) == 3
+    assert one.drafts(5, 3) == [one.token(position) for position in (5, 6, 7)]

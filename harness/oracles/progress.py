@@ -3,6 +3,7 @@
 from typing import Any, ClassVar
 
 from harness import compat
+from harness.limits import longest_prefill
 from harness.oracles.base import Oracle
 from harness.scenario import Request
 from harness.step import Step
@@ -148,7 +149,7 @@ class Progress(Oracle):
         longest = max(self._items_ahead(request), default=0)
         if not longest or engine.encoder is None or not engine.encoder.disable_chunked_mm_input:
             return None
-        threshold = engine.long_prefill_token_threshold
+        threshold = longest_prefill(engine, len(self.world.live))
         if len(self.world.live) == 1 and compat.lone_request_has_no_threshold():
             threshold = 0
         limit = min(threshold or engine.max_num_batched_tokens, engine.max_num_batched_tokens)

@@ -33,15 +33,24 @@ class CachedRequest:
     outputs: list[int] = field(default_factory=list)
     row: list[int] = field(default_factory=list)
     prev_num_draft_len: int = 0
+    last_stage: int = 0
+    """Outputs that the last stage of a pipeline knows, which samples them; the first waits until they are sent."""
 
 
 class BatchV1:
     """What the runner remembers between steps."""
 
     def __init__(
-        self, references: Mapping[str, Reference], *, async_scheduling: bool, traits: Traits = NEWEST
+        self,
+        references: Mapping[str, Reference],
+        *,
+        async_scheduling: bool,
+        pipeline: bool = False,
+        traits: Traits = NEWEST,
     ) -> None:
         self.traits = traits
+        self.pipeline = pipeline
+        """Whether inputs are fed by a first stage that does not sample: it knows what the scheduler sends back."""
         self.references = references
         self.async_scheduling = async_scheduling
         self.requests: dict[str, CachedRequest] = {}
@@ -122,6 +131,11 @@ class BatchV1:
             # The real runner gathers what it is told; tokens need no check here, since feeding a wrong one is seen.
             message = f"{row.request} is sent with multimodal items that are not its client's: {row.items}"
             self.observations.append(Breach("items-changed", message, row.request))
+        if row.lora != reference.request.lora:
+            message = (
+                f"{row.request} is sent with adapter {row.lora}, its client's is {reference.request.lora}"
+            )
+            self.observations.append(Breach("adapter-changed", message, row.request))
         self.requests[row.request] = CachedRequest(
             reference=reference,
             prompt=row.prompt,
@@ -148,7 +162,10 @@ class BatchV1:
                 accepted = len(self.prev_sampled[row.request]) - 1
                 cached.computed -= cached.prev_num_draft_len - accepted
             cached.outputs.extend([UNRESOLVED] * accepted)
-        if row.num_output < len(cached.outputs):
+        if self.pipeline:
+            cached.last_stage = min(cached.last_stage, row.num_output)
+            self._append_sent(cached, row, in_batch)
+        elif row.num_output < len(cached.outputs):
             del cached.outputs[row.num_output :]
             if in_batch:
                 end = len(cached.prompt) + row.num_output
@@ -166,6 +183,15 @@ class BatchV1:
                 raise self.fail(Breach("tokens-not-resent", message, row.request, True))
             cached.outputs = list(row.all_tokens[-row.num_output :])
         return True
+
+    @staticmethod
+    def _append_sent(cached: CachedRequest, row: CachedRow, in_batch: bool) -> None:
+        known = len(cached.prompt) + len(cached.outputs)
+        end = row.computed + len(row.new_tokens)
+        if end > known:
+            cached.outputs.extend(row.new_tokens[known - end :])
+        if in_batch:
+            cached.row[row.computed : end] = row.new_tokens
 
     def _update_tables(self, cached: CachedRequest, row: CachedRow, in_batch: bool) -> None:
         if not row.resumed:
@@ -232,10 +258,17 @@ class BatchV1:
         if self.device_drafts is not None:
             self.device_drafts = {request: [wrong_token(0)] * count for request in rows}
 
+    def num_known(self, request: str) -> int:
+        """Tokens that the runner knows where it samples; a step that ends before them has nothing to sample."""
+        cached = self.requests[request]
+        return len(cached.prompt) + (cached.last_stage if self.pipeline else len(cached.outputs))
+
     def keep(self, sampled: dict[str, list[int]]) -> None:
         """What the runner keeps of a step's samples; requests whose sample is discarded have none."""
         for request, tokens in sampled.items():
-            if tokens:
+            if self.pipeline:
+                self.requests[request].last_stage += len(tokens)
+            elif tokens:
                 kept = [UNRESOLVED] if self.async_scheduling else tokens
                 self.requests[request].outputs.extend(kept)
                 self.requests[request].row.extend(kept)

@@ -93,6 +93,11 @@ class BatchV2:
         if row.items != tuple((offset, length, image_hash(item)) for offset, length, item in reference.items):
             message = f"{row.request} is sent with multimodal items that are not its client's: {row.items}"
             self.observations.append(Breach("items-changed", message, row.request))
+        if row.lora != reference.request.lora:
+            message = (
+                f"{row.request} is sent with adapter {row.lora}, its client's is {reference.request.lora}"
+            )
+            self.observations.append(Breach("adapter-changed", message, row.request))
         self.requests[row.request] = slot = Slot(
             reference=reference,
             items=row.items,

@@ -29,7 +29,12 @@ class StubV1(Forward):
     def __init__(self, engine: Engine, references: Mapping[str, Reference], traits: Traits) -> None:
         super().__init__(engine, references, traits)
         self.traits = traits
-        self.batch: BatchV1 = BatchV1(references, async_scheduling=engine.async_scheduling, traits=traits)
+        self.batch: BatchV1 = BatchV1(
+            references,
+            async_scheduling=engine.async_scheduling,
+            pipeline=engine.pipeline_parallel_size > 1,
+            traits=traits,
+        )
         self.drafts_are_told = False
         self._stale: set[str] = set()
         """Requests that the step in progress has fed a token that is not theirs."""
@@ -124,7 +129,7 @@ class StubV1(Forward):
         cached, start, tokens = self.batch.requests[request], self._starts[request], self._inputs[request]
         drafts = len(step.drafts.get(request, ()))
         last = start + len(tokens) - drafts
-        if cached.computed + len(tokens) < len(cached.prompt) + len(cached.outputs):
+        if cached.computed + len(tokens) < self.batch.num_known(request):
             return []
         if request in self.spoiled:
             return [wrong_token(cached.reference.token(last))]
@@ -174,12 +179,13 @@ class StubV1(Forward):
 
     def _draft(self, request: str, end: int, step: Step, sampled: list[int]) -> list[int]:
         cached = self.batch.requests[request]
+        count = self.num_spec if step.to_draft is None else step.to_draft
         if not sampled:
-            return [wrong_token(0)] * self.num_spec if self.looks_ahead else []
+            return [wrong_token(0)] * count if self.looks_ahead else []
         first = end - len(step.drafts.get(request, ())) + len(sampled)
         if self.looks_ahead:
-            return cached.reference.drafts(first, self.num_spec)
-        return cached.reference.matched(first, self.num_spec)
+            return cached.reference.drafts(first, self.num_spec)[:count]
+        return cached.reference.matched(first, self.num_spec)[:count]
 
     def take_drafts(self) -> dict[str, list[int]] | None:
         """Drafts of the last step that sampled, per row (what `take_draft_token_ids` returns)."""

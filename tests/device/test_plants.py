@@ -92,6 +92,22 @@ def test_an_encoder_output_between_two_chunks(plant: Any, harm: Any, symptom: tu
     assert shown(execute(CUT, worker=Kind.DEVICE)) == [symptom]
 
 
+ADAPTED = scenario(replace(SMALL, max_loras=1), text(6, 6), text(6, 6, lora=1))
+
+
+@pytest.mark.parametrize("adapters", [(0, 0), (1, 1), (1, 0)])
+def test_the_adapters_of_a_step(plant: Any, adapters: tuple[int, int]) -> None:
+    """One step under another adapter answers otherwise, whatever the context was computed under."""
+    assert shown(execute(ADAPTED, worker=Kind.DEVICE)) == []
+
+    def change(runner: Any, step: Step) -> None:
+        if step.index == 2:
+            runner.input_batch.request_lora_mapping[:2] = adapters
+
+    plant(change)
+    assert shown(execute(ADAPTED, worker=Kind.DEVICE)) == [("O8", "wrong-token")]
+
+
 def test_every_execution_starts_with_poisoned_caches(plant: Any) -> None:
     """In all memories, also of the drafter, and also after another execution."""
     from harness.worker.device.config import DRAFTER, layer

@@ -66,6 +66,14 @@ def state_of_the_other(scheduler, output):
             new.block_ids[1][:] = scheduler.kv_cache_manager.get_block_ids("r0")[1]
 
 
+def hashed_as_the_base_model(original, scheduler, request):
+    adapter, request.lora_request = request.lora_request, None
+    request.block_hashes.clear()
+    request.update_block_hashes()
+    request.lora_request = adapter
+    return original(scheduler, request)
+
+
 def unsalted(original, scheduler, request):
     """Block hashes are made as if there were no salts."""
     request.cache_salt = None
@@ -103,6 +111,7 @@ FAULTS = {
     "one position too many": Fault(SCHEDULE, after(claim_one_more), "plain", HIT),
     "hit on an unwritten block": Fault("BlockPool.get_cached_block", unwritten_hit, "prefix", HIT),
     "salt without effect": Fault("Scheduler.add_request", unsalted, "cache_salt", HIT),
+    "adapter without effect": Fault("Scheduler.add_request", hashed_as_the_base_model, "lora_prefix", HIT),
     "hit after a reset": Fault("BlockPool.reset_prefix_cache", keeps_what_was_cached, AGAIN, HIT),
     "hit that the request declined": Fault(
         "Scheduler.add_request",

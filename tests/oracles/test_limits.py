@@ -37,6 +37,22 @@ def without_seats(scheduler):
     scheduler.max_num_running_reqs = scheduler.max_num_active_reqs = 99
 
 
+def without_watermark(scheduler):
+    scheduler.kv_cache_manager.watermark_blocks = 0
+
+
+def without_full_check(original, manager, *arguments, **keywords):
+    return original(manager, *arguments, **keywords | {"full_sequence_must_fit": False})
+
+
+def one_draft_length(scheduler):
+    scheduler.dynamic_sd_lookup = [3] * 9
+
+
+def without_lora_limit(scheduler):
+    scheduler.lora_config = None
+
+
 def longer_model(scheduler):
     scheduler.max_model_len = 60
 
@@ -67,6 +83,27 @@ FAULTS = {
         config(long_prefill_token_threshold=0),
         "long_prefill",
         exceeded("long_prefill_token_threshold"),
+    ),
+    "adaptive": Fault(
+        SCHEDULE,
+        config(long_prefill_token_threshold=0),
+        "adaptive_prefill",
+        exceeded("long_prefill_token_threshold"),
+    ),
+    "active": Fault(SCHEDULE, before(without_seats), "active_seqs", exceeded("max_num_active_seqs")),
+    "watermark": Fault(SCHEDULE, before(without_watermark), "watermark", exceeded("watermark")),
+    "full prompt": Fault(
+        "KVCacheManager.allocate_slots",
+        without_full_check,
+        "reserved_isl",
+        exceeded("scheduler_reserve_full_isl"),
+    ),
+    "adapters": Fault(SCHEDULE, before(without_lora_limit), "lora", exceeded("max_loras")),
+    "draft lengths": Fault(
+        SCHEDULE,
+        before(one_draft_length),
+        "dynamic_spec",
+        exceeded("num_speculative_tokens_per_batch_size"),
     ),
     "model length": Fault(SCHEDULE, before(longer_model), DRAFTED_TO_THE_END, exceeded("max_model_len")),
     "blocks": Fault(SCHEDULE, before(longer_tables), DRAFTED_TO_THE_END, exceeded("blocks")),

@@ -1,5 +1,7 @@
 """The V1 runner's bookkeeping, row by row of contract.md: `_update_states` and `_prepare_input_ids`."""
 
+from dataclasses import replace
+
 import pytest
 
 from harness.worker.batch_v1 import UNRESOLVED
@@ -44,6 +46,13 @@ def test_a_new_request_after_its_end_is_another_request():
     made.update(step(new(R0, (3, 4)), tokens=6, finished=("r0",)))
     assert kinds(made) == []
     assert (made.requests["r0"].tables, made.requests["r0"].outputs) == ([[3, 4]], [])
+
+
+def test_a_request_with_another_adapter_than_its_clients_is_a_breach():
+    """The runner applies what it is told."""
+    made = batch(ONE)
+    made.update(step(replace(new(R0, (1, 2)), lora=2), tokens=6))
+    assert kinds(made) == [("adapter-changed", False)]
 
 
 @pytest.mark.parametrize(
@@ -212,3 +221,37 @@ def test_async_without_drafts_the_scheduler_s_count_holds():
     made = started(asynchronous=True)
     made.update(step(cached(6, outputs=1), tokens=1))
     assert made.start("r0") == 6
+
+
+# -- a pipeline --------------------------------------------------------------------------------
+
+
+def pipelined():
+    """r0's prompt was computed and its first token sampled, in the last of two stages."""
+    made = batch(ONE, pipeline=True)
+    made.update(step(new(R0, (1, 2)), tokens=6))
+    made.keep({"r0": [R0.token(6)]})
+    return made
+
+
+def test_the_first_stage_feeds_what_is_sent_back():
+    made = pipelined()
+    decode = step(replace(cached(6, outputs=1), new_tokens=(R0.token(6),)), tokens=1)
+    made.update(decode)
+    assert made.inputs(decode, "r0") == [R0.token(6)]
+
+
+def test_the_first_stage_feeds_nothing_that_was_not_sent():
+    made = pipelined()
+    decode = step(cached(6, outputs=1), tokens=1)
+    made.update(decode)
+    assert made.inputs(decode, "r0") == [UNRESOLVED]
+
+
+def test_the_last_stage_knows_what_it_has_sampled():
+    """A chunk that ends with the prompt has nothing to sample there, though the first stage knows no output."""
+    made = pipelined()
+    made.update(step())
+    again = replace(cached(0, (3, 4), outputs=1, resumed=True), new_tokens=tuple(tokens(R0, 0, 6)))
+    made.update(step(again, tokens=6))
+    assert (made.requests["r0"].outputs, made.num_known("r0")) == ([], 7)

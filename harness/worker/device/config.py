@@ -101,6 +101,7 @@ def vllm_config(engine: Engine) -> Any:
         device_config=DeviceConfig(device=device_type()),
         load_config=LoadConfig(load_format=LOADER),
         **connector,
+        lora_config=build.lora_config(engine),
     )
     # What VllmConfig settles for a platform (no asynchronous scheduling on a CPU), said again.
     config.scheduler_config.async_scheduling = engine.async_scheduling
@@ -124,6 +125,7 @@ def _speculative_config(engine: Engine, config: Any) -> Any:
         SpeculativeConfig,
         method=speculative.method,
         num_speculative_tokens=count,
+        **compat.dynamic_drafts(speculative.num_speculative_tokens_per_batch_size),
         target_model_config=config.model_config,
         target_parallel_config=config.parallel_config,
         draft_model_config=drafter and _model_config(drafter, engine, "draft"),

@@ -18,6 +18,7 @@ from vllm.model_executor.models.interfaces import SupportsMultiModal
 from harness.model import FIRST, PLACEHOLDER, SEED, VOCABULARY
 from harness.scenario import Full, Group
 from harness.worker.device import config, integers
+from harness.worker.device.adapters import ADAPTERS
 from harness.worker.device.config import WIDTH
 from harness.worker.device.features import FIELD
 from harness.worker.device.memory import Memory
@@ -91,6 +92,7 @@ class _Network(nn.Module):  # type: ignore[misc]
         self.config = vllm_config.model_config.hf_config
         self.config.image_token_index = PLACEHOLDER
         self.model = Body(vllm_config, self.groups(vllm_config))
+        self.adapts = vllm_config.lora_config is not None
 
     @staticmethod
     def groups(vllm_config: Any) -> Mapping[int, Group]:
@@ -129,6 +131,10 @@ class Target(_Network):
     keys over as many positions or fewer, must agree with it, else the fingerprint is scrambled.
     """
 
+    supports_lora: ClassVar[bool] = True
+    embedding_modules: ClassVar[dict[str, str]] = {}
+    packed_modules_mapping: ClassVar[dict[str, list[str]]] = {}
+
     def forward(
         self,
         input_ids: Any,
@@ -139,6 +145,8 @@ class Target(_Network):
     ) -> torch.Tensor:
         """vLLM's hook. [tokens, WIDTH]; padding rows hold nothing of use."""
         keys = self._keys(input_ids, inputs_embeds, positions)
+        values = ADAPTERS.values(len(keys), keys.device) if self.adapts else torch.zeros_like(keys)
+        keys = keys + torch.where(positions == 0, values, 0)
         memories: Any = list(self.model.memories)
         whole = memories.pop(next(at for at, memory in enumerate(memories) if memory.group == Full()))
         found = whole(keys)
@@ -155,7 +163,7 @@ class Target(_Network):
         if memories:
             # As a next layer would hand it on: what a token has read wrongly is part of the key that it leaves.
             sums, _, _ = whole(keys + nn.functional.pad(wrong, (0, len(keys) - len(wrong))))
-        fingerprints = sums[row, position + 1]
+        fingerprints = sums[row, position + 1] + values[: len(true)]
         return _hidden(nn.functional.pad(fingerprints, (0, len(keys) - len(fingerprints))))
 
     def compute_logits(self, hidden_states: torch.Tensor, *_: Any) -> torch.Tensor:

@@ -29,9 +29,13 @@ class Proposer:
     def propose(self, *arguments: Any, **named: Any) -> list[list[int]]:
         """vLLM's hook. One list a row, empty for a row that sampled nothing."""
         sampled = next(a for a in [named.get("sampled_token_ids"), *arguments] if isinstance(a, Sequence))
+        # From 0.24 on it is told how many.
+        count = next((a for a in arguments if isinstance(a, int)), self.num_speculative_tokens)
         batch = self.runner.input_batch
         return [
-            self.references[request].matched(int(batch.num_tokens_no_spec[row]), self.num_speculative_tokens)
+            self.references[request].matched(int(batch.num_tokens_no_spec[row]), self.num_speculative_tokens)[
+                :count
+            ]
             if sampled[row]
             else []
             for row, request in enumerate(batch.req_ids)

@@ -11,7 +11,7 @@ import torch
 from harness import compat
 from harness.build import Rejected
 from harness.scenario import Engine
-from harness.worker.device import config, connector, features, ngram, streams
+from harness.worker.device import adapters, config, connector, features, ngram, streams
 from harness.worker.device.kernels import launch, v1, v2_batch, v2_sampling
 
 POISON = 54321.0
@@ -41,6 +41,7 @@ def model_runner(engine: Engine) -> Any:
         caches = config.kv_cache_config(engine, settings)
         connector.join(settings, caches)
         runner.initialize_kv_cache(caches)
+    adapters.ADAPTERS.slots = engine.max_loras
     poison(runner)
     return runner
 
@@ -100,6 +101,7 @@ def _prepare() -> None:
     from harness.worker.device import loader  # imports our networks, and they the runner
 
     loader.register()
+    adapters.install()
     features.do_without_processor()
     on_cpu = config.device_type() == "cpu"
     if on_cpu:

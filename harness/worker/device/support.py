@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from harness.groups import groups_of, has_mamba
 from harness.scenario import Full, Scenario
 
-UNSUPPORTED: Mapping[str, str] = {}
+_STAGES = "the stages of a pipeline are processes that send each other tensors, and the device's side is one process"
+
+UNSUPPORTED: Mapping[str, str] = {"pipeline": _STAGES}
 """Features (by the names of fuzz.generate and harness.features) that the device's side does not support: the reason."""
 
 
@@ -13,6 +15,8 @@ def cannot_run(scenario: Scenario) -> str | None:
     """Why the device worker cannot run a scenario, or None. `UNSUPPORTED` speaks of whole features, this of uses."""
     if Full() not in groups_of(scenario.engine):
         return "no layer of the device's network sees the whole prefix, so that it could not tell what follows it"
+    if scenario.engine.pipeline_parallel_size > 1:
+        return _STAGES
     if has_mamba(scenario.engine):
         return "the device's network has no Mamba layer"
     return None

@@ -1,0 +1,44 @@
+"""What limits come to, and which are legal."""
+
+import pytest
+
+from harness.limits import drafts_after, longest_prefill, repair_limits, watermark_blocks
+from harness.scenario import Engine, Speculative
+
+
+@pytest.mark.parametrize(
+    ("engine", "live", "longest"),
+    [
+        (Engine(), 3, 0),
+        (Engine(long_prefill_token_threshold=5), 3, 5),
+        (Engine(long_prefill_token_threshold_adaptive=True), 3, 0),
+        (Engine(long_prefill_token_threshold=5, long_prefill_token_threshold_adaptive=True), 3, 21),
+        (Engine(long_prefill_token_threshold=5, long_prefill_token_threshold_adaptive=True), 16, 5),
+    ],
+)
+def test_the_longest_prefill_is_the_threshold_or_a_fair_share(engine, live, longest):
+    assert longest_prefill(engine, live) == longest
+
+
+@pytest.mark.parametrize(("percent", "blocks"), [(0, 0), (1, 0), (10, 6), (99, 63)])
+def test_the_watermark_is_rounded_down(percent, blocks):
+    assert watermark_blocks(Engine(watermark=percent)) == blocks
+
+
+def test_draft_lengths_go_on_as_the_last_says():
+    assert [drafts_after(Speculative("eagle", 3, (3, 1)), batch) for batch in (1, 2, 3, 9)] == [3, 1, 1, 1]
+    assert drafts_after(Speculative("eagle", 3), 9) == 3
+
+
+def test_repair():
+    engine = Engine(
+        max_num_seqs=3,
+        max_num_active_seqs=9,
+        data_parallel=True,
+        speculative=Speculative("eagle", 2, (5, 1, 0, 0, 7)),
+    )
+    repaired = repair_limits(engine)
+    assert repaired.max_num_active_seqs == 3
+    assert not repaired.data_parallel  # without an interval it would say nothing
+    assert repaired.speculative == Speculative("eagle", 2, (2, 1, 0))
+    assert repair_limits(repaired) == repaired
