@@ -112,6 +112,16 @@ EXPECTED = {
         "0.24.0": "O8-wrong-token-14b7bfe8",
         "0.33.0": None,
     },
+    "pipeline-preemption-samples-without-a-mask": {
+        "0.20.2": None,
+        "0.24.0": "O16-mask-missing-779bd791",
+        "0.33.0": None,
+    },
+    "items-of-one-block-in-a-small-encoder-cache": {
+        "0.20.2": "O7-no-progress-b3c2dcec",
+        "0.24.0": "O7-no-progress-b3c2dcec",
+        "0.33.0": None,
+    },
 }
 STUB = {
     "0.12.0": {

@@ -1,9 +1,11 @@
 """What limits come to, and which are legal."""
 
 import pytest
+from msgspec.structs import replace
 
 from harness.limits import drafts_after, longest_prefill, repair_limits, watermark_blocks
-from harness.scenario import Engine, Speculative
+from harness.repair import repair
+from harness.scenario import Connector, Engine, Full, Mamba, Scenario, Speculative
 
 
 @pytest.mark.parametrize(
@@ -42,3 +44,29 @@ def test_repair():
     assert not repaired.data_parallel  # without an interval it would say nothing
     assert repaired.speculative == Speculative("eagle", 2, (2, 1, 0))
     assert repair_limits(repaired) == repaired
+
+
+def test_a_schedule_of_drafts_is_for_the_v1_runner_without_states():
+    drafts = Speculative("eagle", 2, (2, 0))
+    assert repair_limits(Engine(speculative=drafts)).speculative == drafts
+    for engine in (Engine(model_runner="v2"), Engine(kv_cache_groups=(Full(), Mamba()))):
+        assert repair_limits(replace(engine, speculative=drafts)).speculative == Speculative("eagle", 2)
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        Engine(connector=Connector()),
+        Engine(kv_cache_groups=(Full(), Mamba()), enable_chunked_prefill=True),
+    ],
+)
+def test_a_pipeline_gives_way(beside):
+    def stages(engine):
+        return repair(Scenario(1, replace(engine, pipeline_parallel_size=2))).engine.pipeline_parallel_size
+
+    assert (stages(beside), stages(Engine())) == (1, 2)
+
+
+def test_a_pipeline_has_the_v1_runner_and_no_drafts():
+    engine = Engine(pipeline_parallel_size=2, model_runner="v2", speculative=Speculative())
+    assert repair(Scenario(1, engine)).engine == Engine(pipeline_parallel_size=2)

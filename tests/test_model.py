@@ -130,7 +130,8 @@ def right(one: Reference, position: int, drafts: list[int]) -> int:
 def test_an_undisturbed_drafting_step_has_as_many_right_drafts_as_its_script_says(
     script: tuple[int, ...], count: int, length: int
 ) -> None:
-    one = reference(Request(prompt=(Text(0, 0, length),), acceptance=script))
+    request = Request(prompt=(Text(0, 0, length),), acceptance=script)
+    one = reference(request, engine=Engine(max_model_len=256))
     position = length + 1  # the first output is the prefill's
     for at in range(20):
         drafts = one.drafts(position, count)

@@ -35,6 +35,12 @@ def kinds(made):
     return [(seen.kind, seen.fails) for seen in made.observations]
 
 
+def test_an_adapter_that_is_not_the_clients_is_told():
+    made = batch_v2(ONE, ENGINE)
+    made.update(step(dataclasses.replace(new_v2(R0, (1, 2)), lora=2), tokens=6))
+    assert kinds(made) == [("adapter-changed", False)]
+
+
 # -- who is there ------------------------------------------------------------------------------
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from harness.model import Reference
+from harness.model import Reference, adapter_value
 from harness.peers.mover import Mover
 from harness.peers.orders import LoadOrder, SendOrder
 from harness.worker.device.integers import signed, to_limbs
@@ -24,9 +24,13 @@ class DeviceMemory:
         self._references = references
 
     def load(self, order: LoadOrder) -> None:
-        """A position's key is what it adds to the fingerprint of the prefix."""
+        """A position's key is what it adds to the fingerprint of the prefix; an adapter adds to the first one, and once
+        more to every answer, which is no part of the memory."""
         reference = self._references[order.request]
-        sums = [0, *(reference.content(position) for position in range(order.stop))]
+        sums = [
+            adapter_value(reference.request.lora),
+            *(reference.content(position) for position in range(order.stop)),
+        ]
         keys = [signed((after - before) % (1 << 64)) for before, after in itertools.pairwise(sums)]
         for memory, table in zip(self._groups, order.tables, strict=True):
             slots = memory.slots
