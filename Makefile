@@ -1,7 +1,7 @@
 # What each target does: make help
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup fuzz test test-device lint bench clean
+.PHONY: help setup fuzz test test-releases test-device lint bench clean
 
 VENV := .venv
 SCHEDFUZZ := $(VENV)/bin/schedfuzz
@@ -11,6 +11,8 @@ export PYTHONHASHSEED := 0
 # The release that `make fuzz` finds bugs in, and the releases that the tests run.
 FUZZ_RELEASE := 0.19.0
 TEST_RELEASES := 0.19.0 0.20.2 0.23.0 0.24.0 0.32.0 0.33.0
+ALL_RELEASES := 0.12.0 0.13.0 0.14.1 0.15.1 0.16.0 0.17.1 0.18.1 0.19.0 0.19.1 0.20.2 0.21.0 0.22.1 0.23.0 0.24.0 \
+  0.25.1 0.26.0 0.27.1 0.28.0 0.29.0 0.30.0 0.31.0 0.32.0 0.33.0
 
 # Where vLLM's own model runner runs: cpu, or cuda with an installed vLLM (SCHEDFUZZ_VLLM=installed).
 DEVICE := cpu
@@ -33,8 +35,13 @@ fuzz: setup ## find bugs of vLLM 0.19.0 in 90 seconds, from an empty corpus
 	esac
 
 test: setup ## run the tests (PYTEST_ARGS="-k name" to choose)
-	@$(SCHEDFUZZ) targets fetch $(TEST_RELEASES)
-	$(VENV)/bin/python -m pytest $(PYTEST_ARGS)
+	@rotating=$$(scripts/rotating_releases.sh $(ALL_RELEASES)); \
+	$(SCHEDFUZZ) targets fetch $(TEST_RELEASES) $$rotating && \
+	SCHEDFUZZ_RELEASES="$$rotating" $(VENV)/bin/python -m pytest $(PYTEST_ARGS)
+
+test-releases: setup ## run scenarios on every supported release of vLLM
+	@$(SCHEDFUZZ) targets fetch $(ALL_RELEASES)
+	SCHEDFUZZ_RELEASES="$(ALL_RELEASES)" $(VENV)/bin/python -m pytest tests/test_releases.py $(PYTEST_ARGS)
 
 test-device: ## run the tests of vLLM's own model runner beside the stub (DEVICE=cuda on a machine with a GPU)
 	@EXTRAS=dev,device scripts/setup.sh $(VENV)

@@ -133,6 +133,14 @@ def cached() -> list[Target]:
     return [Target(version, version, entry_path(version)) for version in SUPPORTED if is_whole(version)]
 
 
+def root_of(target: Target) -> Path:
+    """The folder that holds a target's ``vllm``. Raises TargetError if it is the installed one, and there is none."""
+    root = target.path or _installed_root()
+    if root is None:
+        raise TargetError("no vLLM is installed for this Python; give a release number or a source tree")
+    return root
+
+
 def activate(target: Target, platform: Platform = Platform.NONE) -> None:
     """Make ``import vllm`` mean the target, in this process and in those that it starts.
 
@@ -140,9 +148,7 @@ def activate(target: Target, platform: Platform = Platform.NONE) -> None:
     been imported already.
     """
     global _platform
-    root = target.path or _installed_root()
-    if root is None:
-        raise TargetError("no vLLM is installed for this Python; give a release number or a source tree")
+    root = root_of(target)
     loaded = sys.modules.get("vllm")
     if loaded is not None:
         origin = Path(loaded.__file__ or "?").resolve().parent

@@ -77,4 +77,34 @@ def features(
     return Status.CLEAN
 
 
+@app.command()
+def drift(
+    spec: Annotated[
+        str | None,
+        typer.Argument(metavar="[SPEC]", help="A release or a source tree (default: the installed vLLM)."),
+    ] = None,
+    json: AsJson = False,
+) -> int:
+    """Show what a vLLM has otherwise than the newest release we support, of what schedfuzz relies on.
+
+    Nothing is imported or run. Exit status 1 if there is anything: read what each line names before you trust a
+    campaign on that vLLM. Older releases differ, too; what they do otherwise is known.
+
+    Example: schedfuzz drift ../vllm
+    """
+    from harness.drift import drift as changes
+    from harness.drift import snapshot
+    from harness.target import resolve, root_of
+
+    target = resolve(spec, complain)
+    found = changes(root_of(target) / "vllm")
+    if json:
+        Console().json({"target": target.spec, "against": snapshot().version, "changes": found})
+    else:
+        for change in found:
+            print(change)
+        print(f"{target.spec}: {len(found) or 'no'} changes against vLLM {snapshot().version}")
+    return Status.FINDINGS if found else Status.CLEAN
+
+
 _MARKS = (("stub", "S"), ("device", "D"))
