@@ -14,6 +14,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
+from fuzz import sessions
 from fuzz.edits import without_events
 from harness.groups import canonical_groups, groups_of
 from harness.repair import blocks_needed, repair
@@ -99,7 +100,10 @@ def generate(rng: Random, features: frozenset[str]) -> Scenario:
     requests: list[Request] = []
     for _ in range(rng.choice((1, 2, 2, 3, 3, 4, 4, 5, 6, 8))):
         requests.append(new_request(rng, weights, engine, images, requests))
+        if _chance(rng, weights, "streaming"):
+            requests[-1] = sessions.opened(rng, requests[-1], engine, stops="stop" in weights)
     timeline = new_timeline(rng, weights, len(requests))
+    timeline = sessions.with_inputs(rng, timeline, requests, DELAYS)
     step_delays = tuple(rng.choice((0, 0, 1, 1, 2, 3)) for _ in range(rng.randint(0, 5)))
     return restrict(Scenario(1, engine, images, tuple(requests), timeline, step_delays), features)
 
@@ -360,7 +364,10 @@ def _within_model_len(scenario: Scenario) -> Scenario:
     """Room for every request and its drafts; where the language has no such length, fewer output tokens."""
     engine = scenario.engine
     drafts = engine.speculative.num_speculative_tokens if engine.speculative else 0
-    ends = [prompt_length(r, scenario.images) + 1 + drafts for r in scenario.requests]
+    if any(sessions.longest(r, scenario.images) + drafts > MAX_MODEL_LEN for r in scenario.requests):
+        scenario = _request_field(chunks=None)(scenario)
+    # A session counts up to its last output, whose number is its request's.
+    ends = [sessions.longest(r, scenario.images) - r.max_tokens + 1 + drafts for r in scenario.requests]
     pairs = tuple(zip(scenario.requests, ends, strict=True))
     length = min(MAX_MODEL_LEN, max((engine.max_model_len, *(r.max_tokens + end for r, end in pairs))))
     requests = tuple(replace(r, max_tokens=max(1, min(r.max_tokens, length - end))) for r, end in pairs)
@@ -449,6 +456,7 @@ _OFF: dict[str, Callable[[Scenario], Scenario]] = {
     "failed_load": _without_failed_loads,
     "load_failure_policy": _without_failure_policy,
     "hybrid_connector": _without_hybrid_connector,
+    "streaming": _request_field(chunks=None),
     # These three read what the others leave: lengths, then the budget that a length asks for, then blocks for both.
     "max_model_len": _within_model_len,
     "chunked_prefill": _engine_field(enable_chunked_prefill=False, long_prefill_token_threshold=0),

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from random import Random
 
-from fuzz import mutators
+from fuzz import mutators, sessions
 from fuzz.generate import restrict
 from harness.repair import repair
 from harness.scenario import Scenario
@@ -58,6 +58,9 @@ MUTATORS: dict[str, Mutator] = {
         mutators.change_min_tokens,
         mutators.change_salt,
         mutators.flip_skip_prefix,
+        sessions.insert_chunk,
+        sessions.change_chunk,
+        sessions.hurry,
     )
 }
 """By the name under which their yield is counted."""
@@ -85,6 +88,9 @@ _NEEDS = {
     "change_stop": "stop",
     "change_grammar": "grammar",
     "change_priority": "priority",
+    "insert_chunk": "streaming",
+    "change_chunk": "streaming",
+    "hurry": "streaming",
 }
 """Mutators that do nothing, or nothing that `restrict` lets stand, without this feature."""
 

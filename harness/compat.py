@@ -54,6 +54,10 @@ _PRESENT: Mapping[str, tuple[Callable[[], bool], str]] = {
         lambda: not loads_are_whole_blocks(),
         "the scheduler takes a connector's asynchronous load for one of a single KV cache group",
     ),
+    "streaming": (
+        lambda: hasattr(optional("vllm.v1.request", "RequestStatus"), "WAITING_FOR_STREAMING_REQ"),
+        "RequestStatus.WAITING_FOR_STREAMING_REQ (from 0.15)",
+    ),
 }
 """Optional features (harness.features) by name: whether the loaded vLLM has it, and what it must have for that."""
 

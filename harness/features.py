@@ -32,6 +32,7 @@ OPTIONAL: Mapping[str, Callable[[Scenario], bool]] = {
     "encoder_reset": _resets_encoder,
     "load_failure_policy": _fails_loads,
     "hybrid_connector": _loads_groups,
+    "streaming": lambda scenario: any(request.chunks is not None for request in scenario.requests),
 }
 """By the name under which `fuzz.generate` knows the feature."""
 

@@ -29,6 +29,7 @@ class Progress(Oracle):
     everything once takes. The pool holds at least one request of `max_model_len` tokens (the scenario language
     ensures what vLLM checks at start-up), so that waiting for ever is never a matter of size. To wait for a
     connector's transfer is no hang as long as the script lets the transfer last, and as long as all take together.
+    Every session is closed before the world is quiet, so that none waits for its client then.
 
     Ledger: derived-34220, 25890, 51603, 45388, 49439, 57841, 49674.
     """
@@ -46,8 +47,9 @@ class Progress(Oracle):
         self._furthest: dict[str, int] = {}
         self._scheduled = False
         self._limit = 64 + 2 * sum(
-            reference.prompt_length + reference.request.max_tokens
-            for reference in self.world.references.values()
+            turn.prompt_length + turn.request.max_tokens
+            for turns in self.world.turns.values()
+            for turn in turns
         )
 
     def dispatched(self, step: Step) -> None:
