@@ -15,8 +15,8 @@ class _Entry(msgspec.Struct, frozen=True, tag_field="entry", omit_defaults=True)
 
 
 class Occurred(_Entry, frozen=True, tag="event"):
-    """The outside world acted: `what` is `arrive`, `abort`, `continue` or `close`; or `reset`, `pause`, `resume`, or `paused` when a pause
-    completes, of which `detail` says what, and `done` whether it was so.
+    """The outside world acted: `what` is `arrive`, `abort`, `continue` or `close`; or `reset`, `pause`, `resume`, or
+    `paused` when a pause completes, of which `detail` says what, and `done` whether it was so.
     """
 
     iteration: int

@@ -55,7 +55,7 @@ class KvContent(Oracle):
             return False
         before, now = self._preempted.get(request), state.num_preemptions
         self._preempted[request] = now
-        return before == now
+        return bool(before == now)
 
     def executed(self, step: Step, observations: Sequence[Observation]) -> None:
         for seen in observations:

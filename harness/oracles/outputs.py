@@ -15,7 +15,7 @@ class Outputs(Oracle):
     The same tokens, once each, in order; one finish, with the reason that the sampling parameters imply (`check_stop`);
     nothing for a request that has ended, or whose abort was applied before the update (`_process_aborts_queue` runs
     first in every step); and, once all is done, an end for everybody. In a session each input is answered so, in turn,
-    after all tokens before it but the last output (`Scheduler._update_request_as_session`); nothing comes between turns.
+    after all tokens before it but the last output (`_update_request_as_session`); nothing comes between turns.
 
     Ledger: 42492, 23697, 29987, 26385, 28787, 36122, 49860.
     """

@@ -13,7 +13,6 @@ from harness.model import EOS, STOP, Reference
 from harness.scenario import Chunk, Request, Scenario, Speculative
 from harness.sessions import turns
 
-
 _SCRIPT = ("eos_at", "stop_at", "acceptance")
 Script = tuple[int | None, int | None, tuple[int, ...]]
 _Scripted = TypeVar("_Scripted", Request, Chunk)
