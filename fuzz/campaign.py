@@ -27,7 +27,7 @@ from fuzz.progress import Progress
 from fuzz.session import Found, Limits, Session
 from fuzz.worker import Worker
 from harness.scenario import Scenario
-from harness.target import Platform, Runner, Target, TargetError, activate
+from harness.target import Platform, Target, TargetError, activate
 from harness.verdict import HarnessError
 
 TICK_SECONDS = 0.2
@@ -76,9 +76,9 @@ class Summary(msgspec.Struct, frozen=True):
     findings: tuple[Finding, ...]
 
 
-def warm(target: Target, platform: Platform = Platform.NONE, runner: Runner = Runner.V1) -> None:
+def warm(target: Target, platform: Platform = Platform.NONE) -> None:
     """Imports the target's scheduler into this process. TargetError if that vLLM cannot be imported."""
-    activate(target, platform, runner)
+    activate(target, platform)
     logging.disable(logging.CRITICAL)
     try:
         import vllm.v1.core.sched.scheduler
@@ -88,13 +88,6 @@ def warm(target: Target, platform: Platform = Platform.NONE, runner: Runner = Ru
         raise TargetError(
             f"vLLM {target.spec} cannot be imported: {reason}; repair or fetch it again"
         ) from error
-    if runner is Runner.V2:
-        from harness import compat
-
-        if (missing := compat.v2_runner_missing()) is not None:
-            raise TargetError(
-                f"vLLM {target.spec} does not run with --runner v2: {missing}; choose 0.23.0 or later"
-            )
 
 
 class Campaign:

@@ -9,6 +9,7 @@ from random import Random
 from msgspec.structs import replace
 
 from fuzz.edits import MAX_DELAY, any_request, insert_event
+from fuzz.timelines import DELAYS
 from harness.scenario import (
     MAX_CHUNKS,
     MAX_EVENTS,
@@ -23,19 +24,10 @@ from harness.scenario import (
     Scenario,
     Text,
     concerns,
-    prompt_length,
 )
 
 _IN_A_ROW = 0.3
 """Share of chunks that are sent together with the event before them, mostly in the middle of a turn."""
-
-
-def longest(request: Request, images: tuple[int, ...]) -> int:
-    """Tokens of a request or session from its first to its last output, if nothing stops it before."""
-    chunks = request.chunks or ()
-    texts = sum(part.length for chunk in chunks for part in chunk.prompt)
-    outputs = request.max_tokens + sum(chunk.max_tokens - 1 for chunk in chunks)
-    return prompt_length(request, images) + texts + outputs
 
 
 def opened(rng: Random, request: Request, engine: Engine, *, stops: bool) -> Request:
@@ -59,17 +51,15 @@ def new_chunk(rng: Random, request: Request, engine: Engine, *, stops: bool) -> 
     )
 
 
-def with_inputs(
-    rng: Random, timeline: tuple[Event, ...], requests: Sequence[Request], delays: Sequence[int]
-) -> tuple[Event, ...]:
+def with_inputs(rng: Random, timeline: tuple[Event, ...], requests: Sequence[Request]) -> tuple[Event, ...]:
     """What the clients of sessions do, each in order, anywhere after the arrival."""
     events = list(timeline)
     for index, request in enumerate(requests):
         if request.chunks is None:
             continue
         at = next(at for at, event in enumerate(events) if concerns(event) == index)
-        inputs: list[Event] = [Continue(index, rng.choice(delays)) for _ in request.chunks]
-        for event in (*inputs, Close(index, rng.choice(delays))):
+        inputs: list[Event] = [Continue(index, rng.choice(DELAYS)) for _ in request.chunks]
+        for event in (*inputs, Close(index, rng.choice(DELAYS))):
             if rng.random() < _IN_A_ROW:
                 event, at = replace(event, delay=0), at + 1
             else:

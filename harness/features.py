@@ -26,6 +26,12 @@ def _loads_groups(scenario: Scenario) -> bool:
     return scenario.engine.connector is not None and scenario.engine.sliding_window > 0
 
 
+def uses_v2_ngram(scenario: Scenario) -> bool:
+    """An n-gram search on the V2 model runner."""
+    speculative = scenario.engine.speculative
+    return scenario.engine.model_runner == "v2" and speculative is not None and speculative.method == "ngram"
+
+
 OPTIONAL: Mapping[str, Callable[[Scenario], bool]] = {
     "groups": lambda scenario: bool(scenario.engine.kv_cache_groups),
     "pause": _pauses,
@@ -33,6 +39,8 @@ OPTIONAL: Mapping[str, Callable[[Scenario], bool]] = {
     "load_failure_policy": _fails_loads,
     "hybrid_connector": _loads_groups,
     "streaming": lambda scenario: any(request.chunks is not None for request in scenario.requests),
+    "v2_runner": lambda scenario: scenario.engine.model_runner == "v2",
+    "v2_ngram": uses_v2_ngram,
 }
 """By the name under which `fuzz.generate` knows the feature."""
 

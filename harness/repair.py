@@ -69,8 +69,9 @@ def blocks_needed(engine: Engine) -> int:
 
 def _repair_engine(engine: Engine, images: tuple[int, ...]) -> Engine:
     if engine.connector is not None:
-        # What a connector loads for a state or a chunk is its own affair; vLLM's load attention, windows included.
-        engine = replace(engine, kv_cache_groups=())
+        # What a connector loads for a state or a chunk is its own affair; vLLM's load attention, windows included. Of
+        # runners, the stub of V1 is proven with one.
+        engine = replace(engine, kv_cache_groups=(), model_runner="v1")
     if has_mamba(engine):
         # vLLM caches no prefix in mode "none"; with one it takes "align", which we do not model, nor drafts.
         engine = replace(engine, enable_prefix_caching=False, speculative=None)
@@ -148,8 +149,7 @@ def _repair_request(request: Request, engine: Engine, images: tuple[int, ...]) -
         request,
         prompt=parts,
         priority=request.priority if engine.policy == "priority" else 0,
-        ignore_eos=request.ignore_eos
-        and any(at is not None for at in (eos_at, *(c.eos_at for c in chunks or ()))),
+        ignore_eos=request.ignore_eos and _says_eos(eos_at, chunks),
         eos_at=eos_at,
         stop_at=stop_at,
         acceptance=tuple(min(count, limit) for count in request.acceptance) if limit else (),
@@ -196,7 +196,15 @@ def _only_sent(request: Request, index: int, timeline: tuple[Event, ...]) -> Req
     if not request.chunks:
         return request
     sent = sum(isinstance(event, Continue) and event.request == index for event in timeline)
-    return replace(request, chunks=request.chunks[:sent])
+    chunks = request.chunks[:sent]
+    return replace(
+        request, chunks=chunks, ignore_eos=request.ignore_eos and _says_eos(request.eos_at, chunks)
+    )
+
+
+def _says_eos(eos_at: int | None, chunks: tuple[Chunk, ...] | None) -> bool:
+    """Whether some turn's model says EOS, so that it can be ignored."""
+    return any(at is not None for at in (eos_at, *(chunk.eos_at for chunk in chunks or ())))
 
 
 def _repair_load(load: Load | None, prompt_length: int, engine: Engine) -> Load | None:

@@ -8,7 +8,7 @@ one more output.
 from dataclasses import dataclass
 
 from harness.model import Reference
-from harness.scenario import Scenario, request_id
+from harness.scenario import Request, Scenario, prompt_length, request_id
 
 Turns = tuple[Reference, ...]
 
@@ -28,6 +28,14 @@ def all_turns(scenario: Scenario) -> dict[str, Reference]:
         for index in range(len(scenario.requests))
         for number, turn in enumerate(turns(scenario, index))
     }
+
+
+def longest(request: Request, images: tuple[int, ...]) -> int:
+    """Tokens of a request or session from its first to its last output, if nothing stops it before."""
+    chunks = request.chunks or ()
+    texts = sum(part.length for chunk in chunks for part in chunk.prompt)
+    outputs = request.max_tokens + sum(chunk.max_tokens - 1 for chunk in chunks)
+    return prompt_length(request, images) + texts + outputs
 
 
 @dataclass(slots=True)

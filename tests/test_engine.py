@@ -135,7 +135,9 @@ SHOWS = {
         and [row.computed for row in rows(s) if row.source == "new" and row.request == "r0"] == [0, 12, 18]
     ),
     "streaming_early": lambda s: turns(s, "r0") == ["length", "length", "stop"],
-    "streaming_abort": lambda s: (turns(s, "r0"), turns(s, "r1"), turns(s, "r2")) == ([], ["length"], ["length"]),
+    "streaming_abort": lambda s: (
+        (turns(s, "r0"), turns(s, "r1"), turns(s, "r2")) == ([], ["length"], ["length"])
+    ),
     "streaming_async": lambda s: (
         turns(s, "r0") == ["stop", "length", "stop"]
         and any(len(one.sampled) > len(one.outputs) for one in entries(s, Delivered))

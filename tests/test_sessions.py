@@ -2,7 +2,6 @@
 
 from msgspec.structs import replace
 
-from fuzz.sessions import longest
 from harness.codec import decode, encode
 from harness.model import EOS
 from harness.repair import repair
@@ -21,7 +20,7 @@ from harness.scenario import (
     Scenario,
     Text,
 )
-from harness.sessions import Session, all_turns, turns
+from harness.sessions import Session, all_turns, longest, turns
 from harness.worker.device.answers import unified
 from scenarios import DIALOGUE, SMALL, more, session, text
 

@@ -12,7 +12,6 @@ from fuzz.options import (
     DeviceName,
     DeviceOption,
     FeaturesOption,
-    RunnerName,
     RunnerOption,
     Seed,
     Vllm,
@@ -26,7 +25,7 @@ def confirm(
     ],
     vllm: Vllm = None,
     device: DeviceOption = DeviceName.CPU,
-    runner: RunnerOption = RunnerName.V1,
+    runner: RunnerOption = None,
     json: AsJson = False,
 ) -> int:
     """Run findings on vLLM's own model runner and say what a client would have seen.
@@ -43,13 +42,13 @@ def confirm(
     from fuzz.confirm import confirm as judge
     from fuzz.confirm import found_on, line, suspects
     from fuzz.corpus import read
-    from harness.target import Platform, Runner, resolve
+    from harness.target import Platform, resolve
 
     for path, _ in suspects(folder):
         read(path)
     target = resolve(vllm or found_on(folder), complain)
-    warm(target, Platform(device), Runner(runner))
-    said = judge(folder, target, Platform(device))
+    warm(target, Platform(device))
+    said = judge(folder, target, Platform(device), runner)
     if json:
         console.json(said)
     else:
@@ -80,6 +79,7 @@ def fidelity(
     from fuzz.campaign import warm
     from fuzz.fidelity import Faithfulness, measure, tell
     from fuzz.generate import parse_features
+    from harness import compat
     from harness.target import Platform, resolve
 
     try:
@@ -88,6 +88,7 @@ def fidelity(
         raise BadInput(f"--features: {error}") from None
     target = resolve(vllm, complain)
     warm(target, Platform(device))
+    chosen -= compat.lacking().keys()
     report = measure(Faithfulness(target.version, device.value, seed), executions, chosen, out)
     if json:
         console.json(report)

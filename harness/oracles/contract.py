@@ -15,7 +15,8 @@ class Contract(Oracle):
     the other way round; the total is the sum; drafts leave room for one token; every position fed is a known token,
     the token sampled in the very last step or a draft; blocks cover what is written; each end is told exactly once; a
     prompt is the client's, and in a session that of its last turn without its last output, and the chunk
-    (`Scheduler._update_request_as_session`).
+    (`Scheduler._update_request_as_session`). To the V2 runner: a slot for each request, all its tokens when it comes
+    (again), no drafts scheduled that were skipped, and counts that bound the device's own.
 
     Ledger: 26385, 28787, 31583, 22543, 40768, 36122, 30916.
     """

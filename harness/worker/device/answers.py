@@ -14,22 +14,25 @@ from harness.scenario import Chunk, Request, Scenario, Speculative
 from harness.sessions import turns
 
 _SCRIPT = ("eos_at", "stop_at", "acceptance")
-Script = tuple[int | None, int | None, tuple[int, ...]]
 _Scripted = TypeVar("_Scripted", Request, Chunk)
 
 
 def unified(scenario: Scenario) -> Scenario:
     """The scenario with one script of answers for each prompt; itself if that is so already."""
-    first: dict[int, Script] = {}
+    first: dict[int, tuple[object, ...]] = {}
 
     def follow(script: _Scripted, prompt: int) -> _Scripted:
-        leader = first.setdefault(prompt, (script.eos_at, script.stop_at, script.acceptance))
+        leader = first.setdefault(prompt, tuple(getattr(script, name) for name in _SCRIPT))
         return msgspec.structs.replace(script, **dict(zip(_SCRIPT, leader, strict=True)))
 
+    least: dict[int, int] = {}
     requests = list(scenario.requests)
     for index, request in enumerate(requests):
         chunks = request.chunks or ()
-        request = follow(request, Reference(scenario, index).contents[-1])
+        prompt = Reference(scenario, index).contents[-1]
+        min_tokens = min(least.setdefault(prompt, request.min_tokens), request.max_tokens)
+        # Turns with the same prompt after these come from the same outputs, and so from the same min_tokens.
+        request = msgspec.structs.replace(follow(request, prompt), min_tokens=min_tokens)
         for number, chunk in enumerate(chunks):
             request = msgspec.structs.replace(request, chunks=chunks[: number + 1])
             requests[index] = request
