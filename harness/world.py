@@ -139,6 +139,8 @@ class World:
         if session is None or reason in ("abort", "error"):
             life.ended = reason
             return
+        if session.parked:
+            return  # an output between turns, of which O8 speaks
         session.done += 1
         if not session.parked:
             self._next_turn(life, session)

@@ -108,8 +108,23 @@ class Progress(Oracle):
         queue = self._queue(live)
         if not queue:
             return "not in Scheduler.requests"
-        state = "before an encoder input" if self._items_ahead(queue[0]) else queue[0].status.name
+        if self._items_ahead(queue[0]):
+            state = "before an encoder input"
+        elif not self.world.scheduler.running and any(map(self._holds_on, live)):
+            state = "sessions that hold blocks until they get more"
+        else:
+            state = queue[0].status.name
         return self._hopeless(live) or state
+
+    def _holds_on(self, life: Life) -> bool:
+        """Whether it is a session that waits for its next turn's blocks with those of its turns before."""
+        request = self.world.scheduler.requests.get(life.request)
+        return (
+            life.session is not None
+            and request is not None
+            and request.status.name == "WAITING"
+            and request.num_computed_tokens > 0
+        )
 
     def _hopeless(self, live: list[Life]) -> str | None:
         """Why some request can never move, if the configuration says so."""
