@@ -123,6 +123,7 @@ EXPECTED = {
         "0.24.0": "O1-exception-161f29a9",
         "0.33.0": "O1-exception-161f29a9",
     },
+    "pause-beside-a-session-without-blocks": {"0.33.0": "O12-wrong-answer-a321acaa"},
     "state-ahead-of-its-session": {
         "0.24.0": "O13-session-prompt-differs-8e3d1874",
         "0.33.0": "O2-kv-read-mismatch-295046e4",
