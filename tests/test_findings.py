@@ -112,7 +112,11 @@ EXPECTED = {
         "0.24.0": "O1-exception-6adb1bcc",
         "0.33.0": None,
     },
-    "preempted-session-is-lost": {"0.20.2": None, "0.24.0": None, "0.33.0": None},
+    "preempted-session-is-lost": {
+        "0.20.2": "O11-lost-request-f1796fd6",
+        "0.24.0": "O11-lost-request-f1796fd6",
+        "0.33.0": None,
+    },
     "sessions-hold-what-others-need": {
         "0.20.2": "O7-no-progress-de915666",
         "0.24.0": "O7-no-progress-de915666",
