@@ -13,12 +13,11 @@ from msgspec.structs import replace
 from harness.scenario import (
     MAX_EVENTS,
     MAX_SCRIPT,
-    Abort,
-    Arrive,
     Event,
     Image,
     Part,
     Request,
+    RequestEvent,
     Scenario,
     concerns,
     part_length,
@@ -66,7 +65,7 @@ def select_requests(scenario: Scenario, order: Sequence[int]) -> Scenario:
 def renumbered(timeline: Sequence[Event], number: Callable[[int], int]) -> tuple[Event, ...]:
     """The events with other numbers for their requests."""
     return tuple(
-        replace(event, request=number(event.request)) if isinstance(event, Arrive | Abort) else event
+        replace(event, request=number(event.request)) if isinstance(event, RequestEvent) else event
         for event in timeline
     )
 

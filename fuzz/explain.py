@@ -13,6 +13,7 @@ from msgspec.structs import asdict, fields
 from harness.execute import Result
 from harness.model import EOS, STOP
 from harness.scenario import (
+    Chunk,
     Chunked,
     Engine,
     Group,
@@ -43,6 +44,12 @@ MAX_LINES = 600
 """Lines of the story: ten times what a shrunk finding takes. From the middle of a longer one, lines are left out."""
 MARK = ">>>"
 
+_VERBS = {
+    "arrive": "arrives",
+    "abort": "is aborted",
+    "continue": "gets its next chunk",
+    "close": "is closed: no chunk will come",
+}
 Items = dict[str, list[tuple[int, int, str]]]
 """Per request its images as (first position, position after the last, name)."""
 
@@ -195,7 +202,19 @@ def _request(scenario: Scenario, index: int, items: Items) -> str:
         told.append(_load(request.load))
     if request.send is not None:
         told.append(f"its blocks are sent after its end, in {_count(request.send, 'iteration')}")
+    if request.chunks is not None:
+        told.append("a streaming session" + "".join(map(_chunk, request.chunks)))
     return f"  {request_id(index)}  {'; '.join(told)}"
+
+
+def _chunk(chunk: Chunk) -> str:
+    texts = ", ".join(f"{part.length} of text {part.stream}:{part.start}" for part in chunk.prompt)
+    told = f", then {texts} for max_tokens {chunk.max_tokens}"
+    for name, position in (("EOS", chunk.eos_at), ("a stop token", chunk.stop_at)):
+        told += f" ({name} as output {position})" if position is not None else ""
+    if chunk.acceptance:
+        told += f" (accepts {', '.join(map(str, chunk.acceptance))} drafts)"
+    return told
 
 
 def _load(load: Load) -> str:
@@ -258,7 +277,7 @@ def _told(scenario: Scenario, entry: Entry, items: Items, violations: dict[str, 
     if isinstance(entry, Occurred) and not entry.request:
         yield f"  {_control(entry)}"
     elif isinstance(entry, Occurred):
-        verb = {"arrive": "arrives", "abort": "is aborted"}.get(entry.what, entry.what)
+        verb = _VERBS.get(entry.what, entry.what)
         late = ", between the execution of a step and its update" if entry.in_step else ""
         yield f"  {entry.request} {verb}{late}"
     elif isinstance(entry, Dispatched):

@@ -32,6 +32,7 @@ FUNCTIONS = {
 _ARRIVED, _NEW, _RUNNING, _DRAFTING, _RESUMED, _ENCODING, _PREEMPTED, _ABORTED, _ENDED, _SKIPPED = range(10)
 _STATUSES = 10
 _SOURCES = ("new", "running", "resumed")
+_EVENTS = ("arrive", "", "abort", "abort in step", "continue", "close")
 _CONTROLS = ("reset", "pause", "paused", "resume")
 _DETAILS = ("prefix", "encoder", "abort", "wait", "keep")
 _REASONS = ("stop", "length", "abort", "error")
@@ -101,7 +102,8 @@ def view(trace: Trace) -> View:
         elif isinstance(entry, Occurred):
             before = histories.get(entry.request)
             out.events.append((entry, before[-1] if before else _ARRIVED))
-            _note(histories, entry.request, _ARRIVED if entry.what == "arrive" else _ABORTED)
+            if entry.what != "close":
+                _note(histories, entry.request, _ABORTED if entry.what == "abort" else _ARRIVED)
     return out
 
 
@@ -162,7 +164,7 @@ def _encoder_traffic(seen: View) -> Iterator[int]:
 
 def _events(seen: View) -> Iterator[int]:
     for event, status in seen.events:
-        yield _STATUSES * (2 * (event.what == "abort") + event.in_step) + status
+        yield _STATUSES * (_EVENTS.index(event.what) + event.in_step) + status
 
 
 def _controls(seen: View) -> Iterator[int]:
@@ -247,7 +249,7 @@ TABLE: tuple[Feature, ...] = (
     Feature(
         "encoder_traffic", "outputs freed and computed in a step, by steps in flight", 48, _encoder_traffic
     ),
-    Feature("events", "what the client did, by the status of the request", 4 * _STATUSES, _events),
+    Feature("events", "what the client did, by the status of the request", len(_EVENTS) * _STATUSES, _events),
     Feature("rows", "source and kind of a scheduled request, and how many tokens", 96, _rows),
     Feature("mixes", "kinds of work that met in one step", 128, _mixes),
     Feature("finishes", "finish reasons, by steps in flight", 20, _finishes),

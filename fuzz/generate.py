@@ -13,7 +13,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from fuzz import limits
+from fuzz import limits, sessions
 from fuzz.restrict import FEATURES as FEATURES
 from fuzz.restrict import parse_features as parse_features
 from fuzz.restrict import restrict as restrict
@@ -78,7 +78,9 @@ def generate(rng: Random, features: frozenset[str]) -> Scenario:
     requests: list[Request] = []
     for _ in range(rng.choice((1, 2, 2, 3, 3, 4, 4, 5, 6, 8))):
         requests.append(new_request(rng, weights, engine, images, requests))
-    timeline = new_timeline(rng, weights, len(requests))
+        if chance(rng, weights, "streaming"):
+            requests[-1] = sessions.opened(rng, requests[-1], engine, stops="stop" in weights)
+    timeline = sessions.with_inputs(rng, new_timeline(rng, weights, len(requests)), requests)
     step_delays = tuple(rng.choice((0, 0, 1, 1, 2, 3)) for _ in range(rng.randint(0, 5)))
     return restrict(Scenario(1, engine, images, tuple(requests), timeline, step_delays), features)
 

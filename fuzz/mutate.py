@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from random import Random
 
-from fuzz import limits, mutators, prompt_mutators, timeline_mutators
+from fuzz import limits, mutators, prompt_mutators, sessions, timeline_mutators
 from fuzz.restrict import restrict
 from harness.repair import repair
 from harness.scenario import Scenario
@@ -60,6 +60,9 @@ MUTATORS: dict[str, Mutator] = {
         mutators.flip_skip_prefix,
         mutators.change_lora,
         limits.change_limit,
+        sessions.insert_chunk,
+        sessions.change_chunk,
+        sessions.hurry,
     )
 }
 """By the name under which their yield is counted."""
@@ -88,6 +91,9 @@ _NEEDS = {
     "change_stop": "stop",
     "change_grammar": "grammar",
     "change_priority": "priority",
+    "insert_chunk": "streaming",
+    "change_chunk": "streaming",
+    "hurry": "streaming",
 }
 """Mutators that do nothing, or nothing that `restrict` lets stand, without this feature."""
 

@@ -22,8 +22,8 @@ from harness.scenario import (
     Resume,
     Scenario,
     Text,
-    prompt_length,
 )
+from harness.sessions import longest
 
 
 def parse_features(text: str) -> frozenset[str]:
@@ -62,7 +62,10 @@ def _within_model_len(scenario: Scenario) -> Scenario:
     """Room for every request and its drafts; where the language has no such length, fewer output tokens."""
     engine = scenario.engine
     drafts = engine.speculative.num_speculative_tokens if engine.speculative else 0
-    ends = [prompt_length(r, scenario.images) + 1 + drafts for r in scenario.requests]
+    if any(longest(r, scenario.images) + drafts > MAX_MODEL_LEN for r in scenario.requests):
+        scenario = _request_field(chunks=None)(scenario)
+    # A session counts up to its last output; shorter turns make it shorter by as much.
+    ends = [longest(r, scenario.images) - r.max_tokens + 1 + drafts for r in scenario.requests]
     pairs = tuple(zip(scenario.requests, ends, strict=True))
     length = min(MAX_MODEL_LEN, max((engine.max_model_len, *(r.max_tokens + end for r, end in pairs))))
     requests = tuple(replace(r, max_tokens=max(1, min(r.max_tokens, length - end))) for r, end in pairs)
@@ -176,6 +179,7 @@ _OFF: dict[str, Callable[[Scenario], Scenario]] = {
     "failed_load": _without_failed_loads,
     "load_failure_policy": _without_failure_policy,
     "hybrid_connector": _without_hybrid_connector,
+    "streaming": _request_field(chunks=None),
     # These three read what the others leave: lengths, then the budget that a length asks for, then blocks for both.
     "max_model_len": _within_model_len,
     "chunked_prefill": _without_chunks,

@@ -18,6 +18,7 @@ from harness.repair import repair
 from harness.scenario import (
     Abort,
     Arrive,
+    Chunk,
     Connector,
     Encoder,
     Engine,
@@ -127,6 +128,8 @@ def size(scenario: Scenario) -> tuple[Any, ...]:
     """The total order: what a reader must take in, most expensive first; the canonical form decides what is left."""
     engine, requests, timeline = scenario.engine, scenario.requests, scenario.timeline
     texts = [part for request in requests for part in request.prompt if isinstance(part, Text)]
+    chunks = [chunk for request in requests for chunk in request.chunks or ()]
+    texts += [part for chunk in chunks for part in chunk.prompt]
     shown = [part.identity for request in requests for part in request.prompt if isinstance(part, Image)]
     arrivals = [event.request for event in timeline if isinstance(event, Arrive)]
     encoded = msgspec.json.encode(scenario)
@@ -134,6 +137,7 @@ def size(scenario: Scenario) -> tuple[Any, ...]:
     delays += [request.grammar.delay for request in requests if request.grammar is not None]
     loads = [request.load for request in requests if request.load is not None]
     scripts = [scenario.step_delays, *(request.acceptance for request in requests)]
+    scripts += [chunk.acceptance for chunk in chunks]
     scripts += [load.failed for load in loads]
     return (
         len(requests),
@@ -142,8 +146,10 @@ def size(scenario: Scenario) -> tuple[Any, ...]:
         len(shown) + len(scenario.images),
         len(texts),
         sum(_changed(request, Request(request.prompt, request.max_tokens)) for request in requests)
+        + sum(_changed(chunk, Chunk(chunk.prompt, chunk.max_tokens)) for chunk in chunks)
         + sum(isinstance(event, Abort) and event.in_step for event in timeline),
-        sum(prompt_length(request, scenario.images) + request.max_tokens for request in requests),
+        sum(prompt_length(request, scenario.images) + request.max_tokens for request in requests)
+        + sum(sum(part.length for part in chunk.prompt) + chunk.max_tokens for chunk in chunks),
         sum(delays) + sum(delay > 0 for delay in delays),
         sum(len(script) + sum(script) for script in scripts),
         sum(scenario.images),
@@ -151,7 +157,8 @@ def size(scenario: Scenario) -> tuple[Any, ...]:
         sum(abs(request.priority) + (request.eos_at or 0) + (request.stop_at or 0) for request in requests)
         + sum(request.min_tokens + request.cache_salt for request in requests)
         + sum(load.tokens + load.latency + load.undecided for load in loads)
-        + sum(request.send or 0 for request in requests),
+        + sum(request.send or 0 for request in requests)
+        + sum((chunk.eos_at or 0) + (chunk.stop_at or 0) for chunk in chunks),
         sum(text.stream + text.start for text in texts),
         _disorder(arrivals) + _disorder(list(dict.fromkeys(shown))),
         len(encoded),

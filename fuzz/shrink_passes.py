@@ -25,6 +25,7 @@ from harness.repair import blocks_needed, repair
 from harness.scenario import (
     Abort,
     Arrive,
+    Chunk,
     Chunked,
     Encoder,
     Engine,
@@ -167,6 +168,11 @@ def _with_groups(scenario: Scenario, groups: tuple[Group, ...], with_pool: bool)
 def _drop_parts(current: Scenario) -> Generator[Scenario, Scenario, None]:
     for i in range(len(current.requests)):
         current = yield from _drop_items(current, ("requests", i, "prompt"))
+        if current.requests[i].chunks:
+            current = yield from _drop_items(current, ("requests", i, "chunks"))
+        for j in range(len(current.requests[i].chunks or ())):
+            if get(current, ("requests", i, "chunks", j)) is not None:
+                current = yield from _drop_items(current, ("requests", i, "chunks", j, "prompt"))
 
 
 def _join_parts(current: Scenario) -> Generator[Scenario, Scenario, None]:
@@ -199,6 +205,14 @@ def _default_details(current: Scenario) -> Generator[Scenario, Scenario, None]:
             current = yield put(current, ("requests", i, "grammar"), Grammar())
             current = yield put(current, ("requests", i, "grammar", "fails"), False)
         current = yield from _drop_items(current, ("requests", i, "acceptance"))
+        for j in reversed(range(len(current.requests[i].chunks or ()))):
+            chunk: Path = ("requests", i, "chunks", j)
+            for name in ("acceptance", "stop_at", "eos_at", "max_tokens"):
+                if get(current, chunk) is not None:
+                    default = (
+                        current.requests[i].max_tokens if name == "max_tokens" else getattr(Chunk(), name)
+                    )
+                    current = yield put(current, (*chunk, name), default)
         if current.requests[i].load is not None:
             for name in ("load_kv_async", "latency", "failed", "undecided"):
                 default = getattr(Load(), name)
@@ -246,6 +260,7 @@ def _places(scenario: Scenario) -> list[Place]:
         places += [(("requests", i, name), 0) for name in names]
         places += [(("requests", i, "acceptance", j), 0) for j in range(len(request.acceptance))]
         places.append((("requests", i, "send"), 0))
+        places += _chunk_places(i, request.chunks or ())
         if request.load is not None:
             places += [
                 (("requests", i, "load", name), floor)
@@ -259,6 +274,20 @@ def _places(scenario: Scenario) -> list[Place]:
 
 
 _SCHEDULE: Path = ("engine", "speculative", "num_speculative_tokens_per_batch_size")
+
+
+def _chunk_places(i: int, chunks: tuple[Chunk, ...]) -> list[Place]:
+    places: list[Place] = []
+    for j, chunk in enumerate(chunks):
+        path: Path = ("requests", i, "chunks", j)
+        for k in range(len(chunk.prompt)):
+            fields = (("length", 1), ("start", 0), ("stream", 0))
+            places += [((*path, "prompt", k, name), floor) for name, floor in fields]
+        places += [
+            ((*path, name), floor) for name, floor in (("max_tokens", 1), ("eos_at", 0), ("stop_at", 0))
+        ]
+        places += [((*path, "acceptance", k), 0) for k in range(len(chunk.acceptance))]
+    return places
 
 
 def _engine_places(scenario: Scenario) -> list[Place]:

@@ -21,7 +21,16 @@ from harness.kv_groups import grouped
 from harness.limits import batches_in_flight, scheduler_fields
 from harness.model import EOS, STOP, Reference
 from harness.peers.grammar import Grammars
-from harness.scenario import Connector, Engine, Scenario, image_hash, lora_name, request_id
+from harness.scenario import (
+    Connector,
+    Engine,
+    Request,
+    Scenario,
+    image_hash,
+    lora_name,
+    prompt_length,
+    request_id,
+)
 from harness.verdict import HarnessError
 
 
@@ -307,20 +316,7 @@ def request(
     `item_data` gives what a multimodal item of an identity and a length carries for the worker.
     """
     from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
-    from vllm.sampling_params import SamplingParams
-    from vllm.v1.request import Request
 
-    spec = scenario.requests[index]
-    params = SamplingParams(
-        temperature=0.0,
-        max_tokens=spec.max_tokens,
-        structured_outputs=_structured_outputs(index) if spec.grammar is not None else None,
-        min_tokens=spec.min_tokens,
-        ignore_eos=spec.ignore_eos,
-        stop_token_ids=[STOP],
-        skip_reading_prefix_cache=spec.skip_reading_prefix_cache or None,
-    )
-    extra = compat.set_eos(params, None if spec.ignore_eos else EOS)
     features = [
         compat.construct(
             MultiModalFeatureSpec,
@@ -332,13 +328,48 @@ def request(
         )
         for offset, length, identity in reference.items
     ]
-    return Request(
+    tokens = reference.tokens[: reference.prompt_length]
+    resumable = reference.request.chunks is not None
+    return _request(index, reference.request, tokens, arrival, hasher, features or None, resumable)
+
+
+def update(scenario: Scenario, index: int, turn: Reference | None, arrival: float, hasher: Any) -> Any:
+    """The next input of session `index`, whose turn it makes; with None, the end of its inputs, of which vLLM's front
+    end says so with a token that nobody computes.
+    """
+    if turn is None:
+        return _request(index, scenario.requests[index], [0], arrival, hasher, None, resumable=False)
+    start = turn.prompt_length - prompt_length(turn.request, ())
+    tokens = turn.tokens[start : turn.prompt_length]
+    return _request(index, turn.request, tokens, arrival, hasher, None, resumable=True)
+
+
+def _request(
+    index: int, spec: Request, tokens: list[int], arrival: float, hasher: Any, features: Any, resumable: bool
+) -> Any:
+    """vLLM's Request, with what it inherits from the scenario's."""
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.request import Request as VllmRequest
+
+    params = SamplingParams(
+        temperature=0.0,
+        max_tokens=spec.max_tokens,
+        structured_outputs=_structured_outputs(index) if spec.grammar is not None else None,
+        min_tokens=spec.min_tokens,
+        ignore_eos=spec.ignore_eos,
+        stop_token_ids=[STOP],
+        skip_reading_prefix_cache=spec.skip_reading_prefix_cache or None,
+    )
+    extra = compat.set_eos(params, None if spec.ignore_eos else EOS)
+    if resumable:
+        extra["resumable"] = True
+    return VllmRequest(
         request_id=request_id(index),
-        prompt_token_ids=reference.tokens[: reference.prompt_length],
+        prompt_token_ids=tokens,
         sampling_params=params,
         pooling_params=None,
         arrival_time=arrival,
-        mm_features=features or None,
+        mm_features=features,
         priority=spec.priority,
         cache_salt=f"salt-{spec.cache_salt}" if spec.cache_salt else None,
         lora_request=_lora_request(spec.lora),

@@ -78,6 +78,10 @@ _PRESENT: Mapping[str, tuple[Callable[[], bool], str]] = {
         lambda: not loads_are_whole_blocks(),
         "the scheduler takes a connector's asynchronous load for one of a single KV cache group",
     ),
+    "streaming": (
+        lambda: hasattr(optional("vllm.v1.request", "RequestStatus"), "WAITING_FOR_STREAMING_REQ"),
+        "RequestStatus.WAITING_FOR_STREAMING_REQ (from 0.15)",
+    ),
     "v2_runner": (
         lambda: _has_v2_runner(),
         "its V2 model runner, if it has one, does not run on a CPU, so that no stub of it was ever proven",

@@ -108,7 +108,12 @@ class Operator:
             "pause",
             event.mode,
             clears=event.clear_cache,
-            begun=tuple(life.request for life in world.live if life.outputs),
+            # A session ends when its client says so, unless it is aborted.
+            begun=tuple(
+                life.request
+                for life in world.live
+                if life.outputs and (event.mode == "abort" or life.session is None)
+            ),
         )
         self._trace.add(Occurred(world.iteration, "pause", detail=act.mode))
         world.paused = event.mode

@@ -17,7 +17,8 @@ from harness.oracles import ALL, Oracle
 from harness.oracles.exceptions import Exceptions
 from harness.oracles.progress import Progress
 from harness.peers.grammar import Grammars
-from harness.scenario import DEFAULT_DELAY, Abort, Arrive, Scenario, request_id
+from harness.scenario import DEFAULT_DELAY, Abort, Arrive, Close, Continue, Scenario, request_id
+from harness.sessions import turns
 from harness.step import copy_step
 from harness.trace import Compiled, Occurred, Trace, Violated
 from harness.verdict import HarnessError, Violation
@@ -25,7 +26,7 @@ from harness.worker.interface import Kind, Worker
 from harness.worker.observation import RunnerFailure
 from harness.worker.stub import StubWorker
 from harness.worker.tandem import Tandem
-from harness.world import Flight, Life, World
+from harness.world import Flight, World
 
 MAX_ITERATIONS = 20_000
 """Beyond any legal execution: MAX_REQUESTS * MAX_MODEL_LEN tokens, one a step, come to 12,288."""
@@ -66,15 +67,13 @@ class Run:
     ) -> None:
         build.refuse_what_is_lacking(scenario)
         self.scenario = scenario
-        self.references = {
-            request_id(index): Reference(scenario, index) for index in range(len(scenario.requests))
-        }
-        self.grammars = Grammars(self.references)
+        known = {request_id(index): turns(scenario, index) for index in range(len(scenario.requests))}
+        self.grammars = Grammars({request: first for request, (first, *_) in known.items()})
         self.core = build.engine_core(scenario.engine, Executor(self), self.grammars)
-        self.world = World(scenario, self.references, self.core, self.grammars.ready)
+        self.world = World(scenario, known, self.core, self.grammars.ready)
         if self.world.external is not None:
             self.core.scheduler.connector.external = self.world.external
-        self.worker = _worker(kind, scenario, self.references)
+        self.worker = _worker(kind, scenario, self.world.references)
         self.trace = Trace()
         self.operator = Operator(
             self.world,
@@ -176,6 +175,8 @@ class Run:
                 self._arrive(event)
             elif isinstance(event, Abort):
                 self._abort(event)
+            elif isinstance(event, Continue | Close):
+                self._input(event)
             else:
                 self.operator.act(event)
                 self._stop_if_fatal()
@@ -192,13 +193,13 @@ class Run:
     def _arrive(self, event: Arrive) -> None:
         request = request_id(event.request)
         self.trace.add(Occurred(self.world.iteration, "arrive", request))
-        life = self.world.lives[request] = Life(request)
+        life = self.world.begin(request)
         # Arrival order decides ties; two arrivals in one iteration differ by their place in the timeline.
         arrival = float(self._next_event)
         submitted = build.request(
             self.scenario,
             event.request,
-            self.references[request],
+            self.world.references[request],
             arrival,
             self.core.request_block_hasher,
             self.worker.item_data,
@@ -208,6 +209,29 @@ class Run:
             self._compilations()
         self._guarded(self.core.add_request, submitted)
         self._each("arrived", life)
+
+    def _input(self, event: Continue | Close) -> None:
+        """A session's client sends a chunk, or that there are no more; it does neither once the session is over."""
+        life = self.world.lives[request_id(event.request)]
+        session = life.session
+        if session is None or not life.live:
+            return
+        closes = isinstance(event, Close)
+        self.trace.add(Occurred(self.world.iteration, "close" if closes else "continue", life.request))
+        update = build.update(
+            self.scenario,
+            event.request,
+            None if closes else session.turns[session.sent],
+            float(self._next_event),
+            self.core.request_block_hasher,
+        )
+        self._guarded(self.core.add_request, update)
+        if not closes:
+            self.world.sent(life, session)
+            return
+        self.world.closed(life, session)
+        if not life.live:
+            self._each("aborted", life)
 
     def _abort(self, event: Abort) -> None:
         request = request_id(event.request)
@@ -310,7 +334,7 @@ class Run:
             if life is not None and life.live:
                 life.outputs.extend(output.new_token_ids)
                 if output.finish_reason is not None:
-                    life.ended = str(output.finish_reason)
+                    self.world.answered(life, str(output.finish_reason))
         self.trace.add(record.delivered(self.world, flight, delivered))
         self._each("delivered", flight.step, delivered)
         self._stop_if_fatal()

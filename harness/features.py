@@ -45,6 +45,7 @@ OPTIONAL: Mapping[str, Callable[[Scenario], bool]] = {
     "encoder_reset": _resets_encoder,
     "load_failure_policy": _fails_loads,
     "hybrid_connector": _loads_groups,
+    "streaming": lambda scenario: any(request.chunks is not None for request in scenario.requests),
     "v2_runner": lambda scenario: scenario.engine.model_runner == "v2",
     "v2_ngram": uses_v2_ngram,
     "active_seqs": lambda scenario: bool(scenario.engine.max_num_active_seqs),

@@ -10,9 +10,12 @@ A sum, because the device worker's network computes the same function from keys 
 in integers, in any order of summation, on any device (`harness.worker.device.network`).
 """
 
+import copy
 import functools
 
-from harness.scenario import Image, Request, Scenario, Text
+from msgspec.structs import replace
+
+from harness.scenario import Chunk, Image, Request, Scenario, Text
 
 VOCABULARY = 1 << 15
 PLACEHOLDER = 0
@@ -86,9 +89,7 @@ class Reference:
         self.contents: list[int] = []
         """Fingerprint at each position."""
         self._state = 2 * adapter_value(request.lora) & _MASK
-        self._drafted, self._drafting_steps = 1, 0  # the first output is the prefill's, never a draft
-        self._errors: set[int] = set()
-        """Output positions, up to `_drafted`, at which the drafter errs."""
+        self._forget_drafts()
         for part in request.prompt:
             if isinstance(part, Image):
                 length = scenario.images[part.identity]
@@ -98,6 +99,27 @@ class Reference:
             else:
                 self._extend_text(part)
         self.prompt_length = len(self.tokens)
+
+    def _forget_drafts(self) -> None:
+        self._drafted, self._drafting_steps = 1, 0  # the first output is the prefill's, never a draft
+        self._errors: set[int] = set()
+        """Output positions, up to `_drafted`, at which the drafter errs."""
+
+    def continued(self, chunk: Chunk) -> "Reference":
+        """The truth of a session's turn after this one: all of its tokens but the last output, then the chunk."""
+        turn = copy.copy(self)
+        outputs, _ = self.expected_output()
+        kept = self.prompt_length + len(outputs) - 1
+        turn.tokens, turn.contents = self.tokens[:kept], self.contents[:kept]
+        turn._state = self.contents[kept - 1]
+        turn._forget_drafts()
+        said = {name: getattr(chunk, name) for name in Chunk.__struct_fields__}
+        min_tokens = min(self.request.min_tokens, chunk.max_tokens)
+        turn.request = replace(self.request, min_tokens=min_tokens, **said)
+        for part in chunk.prompt:
+            turn._extend_text(part)
+        turn.prompt_length = len(turn.tokens)
+        return turn
 
     def _extend_text(self, part: Text) -> None:
         for at in range(part.start, part.start + part.length):

@@ -19,6 +19,9 @@ from harness.scenario import (
     MAX_MODEL_LEN,
     Abort,
     Arrive,
+    Chunk,
+    Close,
+    Continue,
     Engine,
     Event,
     Image,
@@ -26,6 +29,7 @@ from harness.scenario import (
     Part,
     Pause,
     Request,
+    RequestEvent,
     Reset,
     Resume,
     Scenario,
@@ -45,12 +49,13 @@ def repair(scenario: Scenario) -> Scenario:
     requests = tuple(_repair_request(request, engine, images) for request in scenario.requests)
     if not any(isinstance(part, Image) for request in requests for part in request.prompt):
         images = ()
+    timeline = _repair_timeline(scenario.timeline, requests)
     return replace(
         scenario,
         engine=engine,
         images=images,
-        requests=requests,
-        timeline=_repair_timeline(scenario.timeline, len(requests)),
+        requests=tuple(_only_sent(request, index, timeline) for index, request in enumerate(requests)),
+        timeline=timeline,
         step_delays=scenario.step_delays if batches_in_flight(engine) > 1 else (),
     )
 
@@ -179,20 +184,74 @@ def _repair_request(request: Request, engine: Engine, images: tuple[int, ...]) -
     consumes = connector is not None and connector.kv_role != "kv_producer"
     produces = connector is not None and connector.kv_role != "kv_consumer"
     length = sum(part_length(part, images) for part in parts)
+    # What a session's later turns do with a connector's blocks, or with a grammar that has ended, is not said anywhere:
+    # both are left to requests of one turn.
+    chunks = request.chunks if connector is None else None
+    grammar = request.grammar if chunks is None else None
+    if chunks is not None:
+        chunks = _repair_chunks(request, chunks, length, engine, min_tokens)
     return replace(
         request,
         prompt=parts,
         priority=request.priority if engine.policy == "priority" else 0,
-        ignore_eos=request.ignore_eos and eos_at is not None,
+        ignore_eos=request.ignore_eos and _says_eos(eos_at, chunks),
         eos_at=eos_at,
         stop_at=stop_at,
         acceptance=tuple(min(count, limit) for count in request.acceptance) if limit else (),
         min_tokens=min_tokens,
         # The front end refuses adapters if LoRA is not enabled.
         lora=request.lora if engine.max_loras else 0,
+        grammar=grammar,
+        chunks=chunks,
         load=_repair_load(request.load, length, engine) if consumes else None,
         send=request.send if produces else None,
     )
+
+
+def _repair_chunks(
+    request: Request, chunks: tuple[Chunk, ...], prompt_length: int, engine: Engine, min_tokens: int
+) -> tuple[Chunk, ...]:
+    """Chunks that leave room for an output token, however long the turns before them are.
+
+    vLLM's front end looks at each chunk alone; what an engine does with more than `max_model_len` is not said.
+    """
+    limit = engine.speculative.num_speculative_tokens if engine.speculative else 0
+    legal: list[Chunk] = []
+    length = prompt_length + request.max_tokens - 1  # the last output is discarded
+    for chunk in chunks:
+        parts: list[Text] = []
+        for part in chunk.prompt:
+            room = engine.max_model_len - 1 - length - sum(kept.length for kept in parts)
+            if room > 0:
+                parts.append(replace(part, length=min(part.length, room)))
+        if not parts:
+            break
+        eos_at, stop_at = (
+            None if at is None or not min(min_tokens, chunk.max_tokens) <= at < chunk.max_tokens else at
+            for at in (chunk.eos_at, chunk.stop_at)
+        )
+        acceptance = tuple(min(count, limit) for count in chunk.acceptance) if limit else ()
+        legal.append(
+            replace(chunk, prompt=tuple(parts), eos_at=eos_at, stop_at=stop_at, acceptance=acceptance)
+        )
+        length += sum(part.length for part in parts) + chunk.max_tokens - 1
+    return tuple(legal)
+
+
+def _only_sent(request: Request, index: int, timeline: tuple[Event, ...]) -> Request:
+    """The request with those chunks only that its client sends."""
+    if not request.chunks:
+        return request
+    sent = sum(isinstance(event, Continue) and event.request == index for event in timeline)
+    chunks = request.chunks[:sent]
+    return replace(
+        request, chunks=chunks, ignore_eos=request.ignore_eos and _says_eos(request.eos_at, chunks)
+    )
+
+
+def _says_eos(eos_at: int | None, chunks: tuple[Chunk, ...] | None) -> bool:
+    """Whether some turn's model says EOS, so that it can be ignored."""
+    return any(at is not None for at in (eos_at, *(chunk.eos_at for chunk in chunks or ())))
 
 
 def _repair_load(load: Load | None, prompt_length: int, engine: Engine) -> Load | None:
@@ -214,13 +273,15 @@ def _repair_load(load: Load | None, prompt_length: int, engine: Engine) -> Load 
     )
 
 
-def _repair_timeline(timeline: tuple[Event, ...], num_requests: int) -> tuple[Event, ...]:
-    """What `_Legal` lets through; delays are handed on; who has paused resumes."""
-    legal = _Legal()
+def _repair_timeline(timeline: tuple[Event, ...], requests: tuple[Request, ...]) -> tuple[Event, ...]:
+    """What `_Legal` lets through; delays are handed on; who has paused resumes, and who has opened a session closes
+    it.
+    """
+    legal = _Legal(requests)
     kept: list[Event] = []
     carried = 0
-    for event in timeline if num_requests else ():
-        event = _nearest(event, num_requests)
+    for event in timeline if requests else ():
+        event = _nearest(event, len(requests))
         if not legal.accepts(event, MAX_EVENTS - len(kept)):
             carried = min(64, carried + event.delay)
             continue
@@ -228,11 +289,11 @@ def _repair_timeline(timeline: tuple[Event, ...], num_requests: int) -> tuple[Ev
         carried = 0
     if legal.paused:
         kept.append(Resume())
-    return tuple(kept)
+    return (*kept, *(Close(request) for request in sorted(legal.open)))
 
 
 def _nearest(event: Event, num_requests: int) -> Event:
-    if isinstance(event, Arrive | Abort):
+    if isinstance(event, RequestEvent):
         return replace(event, request=event.request % num_requests)
     if isinstance(event, Reset) and event.cache == "encoder":
         return replace(event, reset_running_requests=False)
@@ -240,33 +301,61 @@ def _nearest(event: Event, num_requests: int) -> Event:
 
 
 class _Legal:
-    """Each request arrives at most once, and is aborted at most once, after it arrived. Pauses do not nest, and leave
-    room in the timeline for their end.
+    """Each request arrives at most once, and is aborted at most once, after it arrived. Pauses do not nest. A session's
+    client sends each chunk once, and nothing after its end or its abort. Pauses and sessions leave room in the timeline
+    for their ends.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, requests: tuple[Request, ...]) -> None:
         self.paused = False
+        self.open: dict[int, int] = {}
+        """Sessions, and how many chunks each has left to send."""
+        self._requests = requests
         self._arrived: set[int] = set()
         self._aborted: set[int] = set()
 
     def accepts(self, event: Event, room: int) -> bool:
         """Whether the event is legal here; what it changes is remembered then."""
-        if isinstance(event, Resume):
-            legal, self.paused = self.paused, False
-            return legal
-        if room < 1 + self.paused:
+        if not self._possible(event) or room - 1 < self.paused + len(self.open) + self._adds(event):
             return False
-        if isinstance(event, Pause):
-            legal = not self.paused and room > 1
-            self.paused = self.paused or legal
-            return legal
-        if isinstance(event, Arrive):
-            legal = event.request not in self._arrived
+        if isinstance(event, Resume | Pause):
+            self.paused = isinstance(event, Pause)
+        elif isinstance(event, Arrive):
             self._arrived.add(event.request)
-            return legal
-        if isinstance(event, Abort):
-            legal = event.request in self._arrived and event.request not in self._aborted
-            if legal:
-                self._aborted.add(event.request)
-            return legal
+            chunks = self._requests[event.request].chunks
+            if chunks is not None:
+                self.open[event.request] = len(chunks)
+        elif isinstance(event, Abort):
+            self._aborted.add(event.request)
+            self.open.pop(event.request, None)
+        elif isinstance(event, Continue):
+            self.open[event.request] -= 1
+        elif isinstance(event, Close):
+            del self.open[event.request]
         return True
+
+    def _possible(self, event: Event) -> bool:
+        match event:
+            case Resume():
+                return self.paused
+            case Pause():
+                return not self.paused
+            case Arrive():
+                return event.request not in self._arrived
+            case Abort():
+                return event.request in self._arrived and event.request not in self._aborted
+            case Continue():
+                return self.open.get(event.request, 0) > 0
+            case Close():
+                return event.request in self.open
+        return True
+
+    def _adds(self, event: Event) -> int:
+        """Events that this one makes necessary, less those that it makes unnecessary."""
+        if isinstance(event, Arrive):
+            return self._requests[event.request].chunks is not None
+        if isinstance(event, Resume):
+            return -1
+        if isinstance(event, Abort | Close):
+            return -(event.request in self.open)
+        return isinstance(event, Pause)

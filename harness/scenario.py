@@ -20,6 +20,7 @@ BLOCK_SIZES = (4, 8, 16, 32)
 MAX_STREAMS = 8
 MAX_GROUPS = 6
 MAX_SCRIPT = 16
+MAX_CHUNKS = 8
 DEFAULT_DELAY = 1
 """A step takes as long as one pass of the scheduler: the usual case that asynchronous scheduling is made for."""
 
@@ -174,6 +175,21 @@ class Load(_Base, frozen=True):
     undecided: Draft = 0
 
 
+class Chunk(_Base, frozen=True):
+    """One more input of a streaming session, with what a request says of its own: prompt, length, the model's answers.
+
+    vLLM discards the last token of the outputs before it, and appends the chunk to the rest.
+    """
+
+    prompt: Annotated[tuple[Text, ...], Meta(min_length=1, max_length=8)] = msgspec.field(
+        default_factory=lambda: (Text(),)
+    )
+    max_tokens: Count = 1
+    eos_at: Tokens | None = None
+    stop_at: Tokens | None = None
+    acceptance: Script = ()
+
+
 class Request(_Base, frozen=True):
     """A request as the front end would submit it, and the script of the model's answers to it.
 
@@ -201,6 +217,8 @@ class Request(_Base, frozen=True):
     send: Delay | None = None
     """Iterations that the connector takes, once the request has ended, to send its blocks; None if it does not."""
     lora: Annotated[int, Meta(ge=0, le=4)] = 0
+    chunks: Annotated[tuple[Chunk, ...], Meta(max_length=MAX_CHUNKS)] | None = None
+    """Of a streaming session (`resumable`), the inputs after the first; None of any other request."""
 
 
 class Arrive(_Base, frozen=True, tag="arrive", tag_field="event"):
@@ -216,6 +234,20 @@ class Abort(_Base, frozen=True, tag="abort", tag_field="event"):
     request: Index
     delay: Delay = 0
     in_step: bool = False
+
+
+class Continue(_Base, frozen=True, tag="continue", tag_field="event"):
+    """The client of a streaming session sends its next chunk; it may come during a turn, and waits for its end then."""
+
+    request: Index
+    delay: Delay = 0
+
+
+class Close(_Base, frozen=True, tag="close", tag_field="event"):
+    """The client's input stream ends: vLLM's front end sends a last request that cannot be resumed."""
+
+    request: Index
+    delay: Delay = 0
 
 
 class Reset(_Base, frozen=True, tag="reset", tag_field="event"):
@@ -244,7 +276,7 @@ class Resume(_Base, frozen=True, tag="resume", tag_field="event"):
     delay: Delay = 0
 
 
-RequestEvent: TypeAlias = Arrive | Abort
+RequestEvent: TypeAlias = Arrive | Abort | Continue | Close
 Control: TypeAlias = Reset | Pause | Resume
 Event: TypeAlias = RequestEvent | Control
 
@@ -277,7 +309,7 @@ def content_hash(scenario: Scenario) -> str:
 
 def concerns(event: Event) -> int | None:
     """The request that an event is about; None for what concerns the whole engine."""
-    return event.request if isinstance(event, Arrive | Abort) else None
+    return event.request if isinstance(event, RequestEvent) else None
 
 
 def request_id(index: int) -> str:

@@ -15,8 +15,8 @@ class _Entry(msgspec.Struct, frozen=True, tag_field="entry", omit_defaults=True)
 
 
 class Occurred(_Entry, frozen=True, tag="event"):
-    """The outside world acted: `what` is `arrive` or `abort`; or `reset`, `pause`, `resume`, or `paused` when a pause
-    completes, of which `detail` says what, and `done` whether it was so.
+    """The outside world acted: `what` is `arrive`, `abort`, `continue` or `close`; or `reset`, `pause`, `resume`, or
+    `paused` when a pause completes, of which `detail` says what, and `done` whether it was so.
     """
 
     iteration: int
@@ -75,7 +75,8 @@ class Dispatched(_Entry, frozen=True, tag="step"):
 
 
 class Delivered(_Entry, frozen=True, tag="update"):
-    """The result of step `step` reached the scheduler: per request its new tokens and, at the end, why it ended."""
+    """The result of step `step` reached the scheduler: per request its new tokens and, at the end of it, or of a
+    session's turn, why that ended."""
 
     iteration: int
     step: int

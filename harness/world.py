@@ -4,16 +4,16 @@ The record (who arrived, what was delivered, which steps are in flight) is kept 
 vLLM's state with facts and not with vLLM's own bookkeeping.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from harness import compat
-from harness.model import Reference
 from harness.peers.external import External
 from harness.peers.grammar import ScriptedGrammar
 from harness.peers.orders import NOTHING, Transfers
 from harness.scenario import Engine, Scenario
+from harness.sessions import Session, Turns
 from harness.step import Step
 from harness.verdict import HarnessError
 
@@ -24,12 +24,19 @@ class Life:
 
     request: str
     outputs: list[int] = field(default_factory=list)
+    """Of the current turn, in a session."""
     ended: str | None = None
-    """Finish reason in vLLM's words, or `abort`."""
+    """Finish reason in vLLM's words, or `abort`; `closed` for a session that was parked when its client closed it."""
+    session: Session | None = None
 
     @property
     def live(self) -> bool:
         return self.ended is None
+
+    @property
+    def parked(self) -> bool:
+        """Whether it is a session that waits for its client."""
+        return self.live and self.session is not None and self.session.parked
 
 
 @dataclass(slots=True)
@@ -80,12 +87,14 @@ class World:
     def __init__(
         self,
         scenario: Scenario,
-        references: Mapping[str, Reference],
+        turns: Mapping[str, Turns],
         core: Any,
         grammars: Mapping[str, ScriptedGrammar],
     ) -> None:
         self.scenario = scenario
-        self.references = references
+        self.turns = turns
+        self.references = {request: known[0] for request, known in turns.items()}
+        """The truth by request id; of a session, that of the current turn. Workers share it."""
         self.core = core
         self.grammars = grammars
         """By request id; those that are compiled."""
@@ -116,6 +125,51 @@ class World:
     def live(self) -> list[Life]:
         """Requests that arrived and have not ended, in order of arrival."""
         return [life for life in self.lives.values() if life.live]
+
+    def begin(self, request: str) -> Life:
+        """A request arrives."""
+        life = self.lives[request] = Life(request)
+        if self.references[request].request.chunks is not None:
+            life.session = Session(self.turns[request])
+        return life
+
+    def answered(self, life: Life, reason: str) -> None:
+        """A request ends, or a turn of a session does."""
+        session = life.session
+        if session is None or reason in ("abort", "error"):
+            life.ended = reason
+            return
+        if session.parked:
+            return  # an output between turns, of which O8 speaks
+        session.done += 1
+        if not session.parked:
+            self._next_turn(life, session)
+        elif session.closed:
+            life.ended = reason
+
+    def sent(self, life: Life, session: Session) -> None:
+        """A client has sent its session's next chunk."""
+        session.sent += 1
+        if session.done == session.sent - 1:
+            self._next_turn(life, session)
+
+    def closed(self, life: Life, session: Session) -> None:
+        """A client has closed its session."""
+        session.closed = True
+        if session.parked:
+            life.ended = "closed"
+
+    def _next_turn(self, life: Life, session: Session) -> None:
+        life.outputs.clear()
+        self.references[life.request] = session.turns[session.turn]
+
+    def flights_of(self, request: str) -> Iterator[Flight]:
+        """Steps in flight that compute for a request's current turn, newest first."""
+        for flight in reversed(self.flights):
+            if request in flight.step.scheduled:
+                yield flight
+            if any(row.request == request for row in flight.step.new):
+                return
 
     @property
     def lingering(self) -> set[str]:

@@ -13,8 +13,11 @@ from harness.repair import repair
 from harness.scenario import (
     Abort,
     Arrive,
+    Chunk,
     Chunked,
+    Close,
     Connector,
+    Continue,
     Encoder,
     Engine,
     Event,
@@ -81,6 +84,19 @@ LONG = (text(20, 12), text(40, 4, 1))
 DYNAMIC = Speculative("eagle", 3, (3, 1, 0))
 """Three drafts for a request that is alone, one for each of two, none for more."""
 ADAPTED = (text(14, 6), text(14, 6, lora=1), text(14, 6, lora=2), text(14, 3, lora=1), text(14, 3))
+
+
+def session(length: int, tokens: int, *chunks: Chunk, stream: int = 0, **rest: object) -> Request:
+    """A streaming session whose first input is plain text."""
+    return text(length, tokens, stream, chunks=chunks, **rest)
+
+
+def more(length: int, tokens: int, stream: int = 3, **rest: object) -> Chunk:
+    """A chunk of plain text."""
+    return Chunk((Text(stream, 0, length),), tokens, **rest)
+
+
+DIALOGUE = (session(9, 4, more(3, 4), more(6, 4, eos_at=1)), text(6, 8, 1))
 FORCED = Reset(2, reset_running_requests=True)
 TALK = (text(14, 6), text(9, 6, 1))
 SALTED = (text(14, 3), text(14, 3, cache_salt=1), text(14, 3, cache_salt=2), text(14, 3, cache_salt=1))
@@ -386,6 +402,56 @@ LEGAL: dict[str, Scenario] = {
             Pause(1, "keep", clear_cache=False),
             Resume(9),
         ),
+    ),
+    "streaming": scenario(
+        SMALL, *DIALOGUE, events=(Arrive(0), Arrive(1), Continue(0), Continue(0, 12), Close(0, 12))
+    ),
+    "streaming_early": scenario(
+        replace(SMALL, max_num_seqs=1),
+        *DIALOGUE,
+        events=(Arrive(0), Continue(0), Continue(0), Close(0), Arrive(1)),
+    ),
+    "streaming_abort": scenario(
+        SMALL,
+        session(20, 8, more(3, 8)),
+        session(6, 3, more(4, 3), stream=1),
+        session(5, 2, stream=2),
+        events=(
+            *(Arrive(0), Arrive(1), Arrive(2), Continue(0), Abort(0, 3)),
+            *(Abort(2, 3, in_step=True), Continue(1, 3), Abort(1, 1, in_step=True)),
+        ),
+    ),
+    "streaming_async": scenario(
+        replace(SMALL, async_scheduling=True),
+        session(9, 6, more(3, 6), more(6, 6, eos_at=1), eos_at=2),
+        text(6, 20, 1),
+        events=(Arrive(0), Arrive(1), Continue(0), Continue(0, 16), Close(0, 1)),
+        delays=(2, 0),
+    ),
+    "streaming_spec": scenario(
+        replace(SMALL, speculative=EAGLE),
+        session(9, 5, more(3, 5, acceptance=(2,)), more(6, 5), acceptance=(0, 1, 2)),
+        text(6, 9, 1),
+        events=(Arrive(0), Arrive(1), Continue(0), Continue(0, 9), Close(0, 1)),
+    ),
+    "streaming_preemption": scenario(
+        TIGHT,
+        session(20, 12, more(4, 8)),
+        text(20, 12, 1),
+        text(20, 12, 2),
+        events=(Arrive(0), Arrive(1), Arrive(2), Continue(0), Close(0)),
+    ),
+    "streaming_free": scenario(
+        replace(SMALL, async_scheduling=True, interleaving="free"),
+        *DIALOGUE,
+        events=(Arrive(0), Arrive(1), Continue(0, 2), Continue(0, 9), Close(0, 9)),
+        delays=(3, 0),
+    ),
+    "streaming_pause": scenario(
+        SMALL,
+        session(9, 6, more(3, 4)),
+        text(6, 8, 1),
+        events=(Arrive(0), Pause(2, "abort"), Continue(0), Resume(4), Arrive(1), Close(0)),
     ),
 }
 """By name; legal on every release (asynchronous drafts with grammars from 0.14 on), and quiet on the newest but for the

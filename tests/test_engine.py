@@ -32,6 +32,13 @@ def ends(chosen):
     return {request: reason for update in entries(chosen, Delivered) for request, reason in update.ended}
 
 
+def turns(chosen, request):
+    """Why each turn of a session has ended."""
+    return [
+        reason for update in entries(chosen, Delivered) for name, reason in update.ended if name == request
+    ]
+
+
 # -- the hand-written scenarios are what their names say ---------------------------------------
 
 SHOWS = {
@@ -123,6 +130,22 @@ SHOWS = {
             "wait and caches",
         ]
     ),
+    "streaming": lambda s: (
+        turns(s, "r0") == ["length", "length", "stop"]
+        and [row.computed for row in rows(s) if row.source == "new" and row.request == "r0"] == [0, 12, 18]
+    ),
+    "streaming_early": lambda s: turns(s, "r0") == ["length", "length", "stop"],
+    "streaming_abort": lambda s: (
+        (turns(s, "r0"), turns(s, "r1"), turns(s, "r2")) == ([], ["length"], ["length"])
+    ),
+    "streaming_async": lambda s: (
+        turns(s, "r0") == ["stop", "length", "stop"]
+        and any(len(one.sampled) > len(one.outputs) for one in entries(s, Delivered))
+    ),
+    "streaming_spec": lambda s: turns(s, "r0") == ["length"] * 3 and any(row.drafts for row in rows(s)),
+    "streaming_preemption": lambda s: any(step.preempted for step in steps(s)) and len(turns(s, "r0")) == 2,
+    "streaming_free": lambda s: turns(s, "r0") == ["length", "length", "stop"],
+    "streaming_pause": lambda s: turns(s, "r0") == [] and ends(s)["r1"] == "length",
     "min_tokens": lambda s: ends(s) == {"r0": "stop", "r1": "length"},
     "cache_salt": lambda s: [row.computed for row in rows(s) if row.source == "new"] == [0, 0, 0, 12],
     "active_seqs": lambda s: last(s, "r0") < first(s, "r1"),

@@ -122,6 +122,41 @@ EXPECTED = {
         "0.24.0": "O7-no-progress-b3c2dcec",
         "0.33.0": None,
     },
+    "chunk-with-a-length-of-its-own": {
+        "0.20.2": "O9-scheduled-past-max-tokens-3f4dc713",
+        "0.24.0": "O9-scheduled-past-max-tokens-3f4dc713",
+        "0.33.0": None,
+    },
+    "turn-ends-with-a-step-in-flight": {
+        "0.20.2": "O8-output-between-turns-b411b278",
+        "0.24.0": "O8-output-between-turns-b411b278",
+        "0.33.0": None,
+    },
+    "turn-ends-before-its-last-draft": {
+        "0.20.2": "O1-exception-6adb1bcc",
+        "0.24.0": "O1-exception-6adb1bcc",
+        "0.33.0": None,
+    },
+    "preempted-session-is-lost": {
+        "0.20.2": "O11-lost-request-f1796fd6",
+        "0.24.0": "O11-lost-request-f1796fd6",
+        "0.33.0": None,
+    },
+    "sessions-hold-what-others-need": {
+        "0.20.2": "O7-no-progress-de915666",
+        "0.24.0": "O7-no-progress-de915666",
+        "0.33.0": "O7-no-progress-de915666",
+    },
+    "reset-beside-a-parked-session": {
+        "0.20.2": "O1-exception-161f29a9",
+        "0.24.0": "O1-exception-161f29a9",
+        "0.33.0": "O1-exception-161f29a9",
+    },
+    "pause-beside-a-session-without-blocks": {"0.33.0": "O12-wrong-answer-a321acaa"},
+    "state-ahead-of-its-session": {
+        "0.24.0": "O13-session-prompt-differs-8e3d1874",
+        "0.33.0": "O2-kv-read-mismatch-295046e4",
+    },
 }
 STUB = {
     "0.12.0": {

@@ -28,7 +28,8 @@ class Oracle:
         """A request was handed to the scheduler."""
 
     def aborted(self, life: Life) -> None:
-        """An abort was applied (also of a request that has ended already: `life.ended` is set then)."""
+        """An abort was applied (also of a request that has ended already: `life.ended` is set then), or a client has
+        closed its parked session."""
 
     def controlled(self, act: Act) -> None:
         """A cache was reset, or a pause has completed."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from harness.oracles.base import Oracle
-from harness.step import Step
+from harness.step import NewRow, Step
 from harness.worker.observation import Breach, Observation
 
 
@@ -13,9 +13,10 @@ class Contract(Oracle):
 
     Promised by SchedulerOutput's field comments and relied on by GPUModelRunner: each scheduled request has data, and
     the other way round; the total is the sum; drafts leave room for one token; every position fed is a known token,
-    the token sampled in the very last step or a draft; blocks cover what is written; each end is told exactly once. To
-    the V2 runner: a slot for each request, all its tokens when it comes (again), no drafts scheduled that were skipped,
-    and counts that bound the device's own.
+    the token sampled in the very last step or a draft; blocks cover what is written; each end is told exactly once; a
+    prompt is the client's, and in a session that of its last turn without its last output, and the chunk
+    (`Scheduler._update_request_as_session`). To the V2 runner: a slot for each request, all its tokens when it comes
+    (again), no drafts scheduled that were skipped, and counts that bound the device's own.
 
     Ledger: 26385, 28787, 31583, 22543, 40768, 36122, 30916.
     """
@@ -43,6 +44,8 @@ class Contract(Oracle):
                 self._breach(
                     "drafts-fill-step", f"step {step.index}: {request} computes drafts only", request
                 )
+        for row in step.new:
+            self._prompt(step, row)
         for name, keys in (("drafts", step.drafts), ("encoder inputs", step.encoder_inputs)):
             strays = sorted(keys.keys() - step.scheduled.keys())
             if strays:
@@ -60,6 +63,18 @@ class Contract(Oracle):
                     "finished-twice", f"step {step.index} says again that {request} is over", request
                 )
             self._told.add(request)
+
+    def _prompt(self, step: Step, row: NewRow) -> None:
+        reference, life = self.world.references.get(row.request), self.world.lives.get(row.request)
+        if reference is None or row.prompt == tuple(reference.tokens[: reference.prompt_length]):
+            return
+        continues = life is not None and life.session is not None and life.session.turn > 0
+        message = f"step {step.index} sends {len(row.prompt)} prompt tokens for {row.request}, and not " + (
+            f"the {reference.prompt_length} of its turns before, their last output left out, and its chunk"
+            if continues
+            else f"its client's {reference.prompt_length}"
+        )
+        self._breach("session-prompt-differs" if continues else "prompt-differs", message, row.request)
 
     def executed(self, step: Step, observations: Sequence[Observation]) -> None:
         for seen in observations:

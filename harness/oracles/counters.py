@@ -12,7 +12,7 @@ class Counters(Oracle):
     Promised by Request's field comments: `num_output_placeholders` counts outputs that are scheduled and not back;
     `num_in_flight_tokens` (from 0.24) tokens of steps whose result is not processed; with nothing in flight a running
     request has computed all its tokens but the last one at most, and exactly those once it decodes.
-    `output_token_ids` holds what the client received.
+    `output_token_ids` holds what the client received, in a session since its last input was taken.
 
     Ledger: 48245, 49860, 57562, 36752, 42492.
     """
@@ -65,7 +65,7 @@ class Counters(Oracle):
     def _decoding(self, state: Any) -> None:
         """A request that has output and was never preempted: both counters follow from what is in flight."""
         request = state.request_id
-        flights = [flight for flight in self.world.flights if request in flight.step.scheduled]
+        flights = list(self.world.flights_of(request))
         computed = state.num_tokens - 1 + sum(flight.step.scheduled[request] for flight in flights)
         if state.num_computed_tokens != computed:
             self._wrong(

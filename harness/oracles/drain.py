@@ -11,7 +11,8 @@ from harness.world import Act
 class Drain(Oracle):
     """O12: what the scheduler says about its work is so.
 
-    Promised by SchedulerInterface: `get_num_unfinished_requests` counts the requests that live;
+    Promised by SchedulerInterface: `get_num_unfinished_requests` counts the requests that live, but sessions that wait
+    for their clients;
     `has_unfinished_requests` says whether there are any; `get_request_counts` splits them into running and waiting;
     `has_requests` is true while requests live or the worker has yet to be told of a finished one. The engine loop
     sleeps, and a pause or shutdown completes, on these words. Under PAUSED_ALL nobody is unfinished to it, under
@@ -54,15 +55,16 @@ class Drain(Oracle):
 
     def _counted(self) -> int:
         """Requests that live and, in a pause, that it lets finish."""
+        live = [life for life in self.world.live if not life.parked]
         if self.world.paused is None:
-            return len(self.world.live)
+            return len(live)
         if self.world.paused == "keep":
             return 0
         requests = self.world.scheduler.requests
         counted = {name for name, request in requests.items() if request.status.name == "RUNNING"}
         if hasattr(self.world.scheduler, "kv_holding_waiting"):
             counted |= {request for request, blocks in self.world.holders() if blocks}
-        return sum(life.request in counted for life in self.world.live)
+        return sum(life.request in counted for life in live)
 
     def controlled(self, act: Act) -> None:
         if act.what == "paused":

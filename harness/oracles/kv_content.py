@@ -30,10 +30,15 @@ class KvContent(Oracle):
         super().__init__(*arguments)
         self._hits: dict[str, int] = {}
         """Tokens that each request took from the prefix cache, or a connector, when it was last admitted."""
+        self._preempted: dict[str, int] = {}
+        """How often each session had been preempted when it was last admitted."""
 
     def dispatched(self, step: Step) -> None:
         admitted = {row.request: row.computed for row in step.new}
         admitted |= {row.request: row.computed for row in step.cached if row.resumed}
+        for request in admitted:
+            if self._keeps_blocks(request):
+                admitted[request] = 0  # a session's own
         self._hits |= admitted
         for request in admitted:
             hit = self._from_cache(request)
@@ -42,6 +47,15 @@ class KvContent(Oracle):
                     f"step {step.index}: {request} takes {hit} positions from the prefix cache, and must not"
                 )
                 self.report("cache-read-in-spite", "skip_reading_prefix_cache", message, request)
+
+    def _keeps_blocks(self, request: str) -> bool:
+        """Whether an admission is a session's that still has the blocks of its turns before."""
+        state = self.world.scheduler.requests.get(request)
+        if state is None or not self.world.references[request].request.chunks:
+            return False
+        before, now = self._preempted.get(request), state.num_preemptions
+        self._preempted[request] = now
+        return bool(before == now)
 
     def executed(self, step: Step, observations: Sequence[Observation]) -> None:
         for seen in observations:

@@ -109,7 +109,9 @@ class Limits(Oracle):
         state = self.world.scheduler.requests.get(request)
         if state is None or state.num_preemptions:
             return
-        flying = sum(len(flight.sampled.get(request, ())) for flight in self.world.flights)
+        if any(row.request == request for row in step.new):
+            return  # nothing of it is in flight, but perhaps of a session's turn before
+        flying = sum(len(flight.sampled.get(request, ())) for flight in self.world.flights_of(request))
         if len(life.outputs) + flying >= self.world.references[request].request.max_tokens:
             self.report(
                 "scheduled-past-max-tokens",

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from harness.model import Reference
 from harness.oracles.base import Oracle
 from harness.step import Step
 from harness.world import Life
@@ -13,7 +14,8 @@ class Outputs(Oracle):
 
     The same tokens, once each, in order; one finish, with the reason that the sampling parameters imply (`check_stop`);
     nothing for a request that has ended, or whose abort was applied before the update (`_process_aborts_queue` runs
-    first in every step); and, once all is done, an end for everybody.
+    first in every step); and, once all is done, an end for everybody. In a session each input is answered so, in turn,
+    after all tokens before it but the last output (`_update_request_as_session`); nothing comes between turns.
 
     Ledger: 42492, 23697, 29987, 26385, 28787, 36122, 49860.
     """
@@ -23,13 +25,17 @@ class Outputs(Oracle):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._tokens: dict[str, list[int]] = {}
+        """Of the current turn, in a session."""
         self._over: dict[str, str] = {}
+        self._answered: dict[str, int] = {}
+        """Turns of each session that have ended."""
 
     def arrived(self, life: Life) -> None:
         self._tokens[life.request] = []
+        self._answered[life.request] = 0
 
     def aborted(self, life: Life) -> None:
-        self._over.setdefault(life.request, "abort")
+        self._over.setdefault(life.request, life.ended or "abort")
 
     def delivered(self, step: Step, outputs: Sequence[Any]) -> None:
         for output in outputs:
@@ -43,15 +49,39 @@ class Outputs(Oracle):
                     request,
                 )
                 continue
+            if self._waits(request):
+                message = (
+                    f"step {step.index} delivers {tokens} for {request}, whose client has yet to say more"
+                )
+                self.report("output-between-turns", "update_from_output", message, request)
+                continue
             self._tokens[request] += tokens
             self._compare(step, request)
             if output.finish_reason is not None:
-                self._over[request] = str(output.finish_reason)
-                self._compare_end(step, request)
+                self._compare_end(step, request, str(output.finish_reason))
+                self._ended(request, str(output.finish_reason))
+
+    def _ended(self, request: str, reason: str) -> None:
+        """The request has ended, or a session's turn, after which the next begins."""
+        life = self.world.lives[request]
+        if not life.live:
+            self._over[request] = reason
+        else:
+            self._answered[request] += 1
+            self._tokens[request] = []
+
+    def _waits(self, request: str) -> bool:
+        """Whether the request is a session whose inputs so far were all answered before this update."""
+        session = self.world.lives[request].session
+        return session is not None and self._answered[request] == session.sent
+
+    def _reference(self, request: str) -> Reference:
+        """The truth of the turn that the output belongs to."""
+        return self.world.turns[request][self._answered[request]]
 
     def _compare(self, step: Step, request: str) -> None:
         found = self._tokens[request]
-        expected, _ = self.world.references[request].expected_output()
+        expected, _ = self._reference(request).expected_output()
         if found == expected[: len(found)]:
             return
         at = next(i for i, token in enumerate(found) if i >= len(expected) or token != expected[i])
@@ -64,17 +94,19 @@ class Outputs(Oracle):
             request,
         )
 
-    def _compare_end(self, step: Step, request: str) -> None:
-        if self._over[request] == "error" and self._may_fail(request):
+    def _compare_end(self, step: Step, request: str, found_reason: str) -> None:
+        if found_reason == "error" and self._may_fail(request):
             return
-        expected, reason = self.world.references[request].expected_output()
+        expected, reason = self._reference(request).expected_output()
         found = self._tokens[request]
         if found != expected:
             message = f"step {step.index}: {request} ends after {len(found)} of {len(expected)} tokens"
-            self.report("ended-early", f"finish_reason {self._over[request]}", message, request)
-        elif self._over[request] != reason:
-            message = f"step {step.index}: {request} ends with {self._over[request]!r}; its parameters say {reason!r}"
-            self.report("wrong-finish-reason", f"{self._over[request]} for {reason}", message, request)
+            self.report("ended-early", f"finish_reason {found_reason}", message, request)
+        elif found_reason != reason:
+            message = (
+                f"step {step.index}: {request} ends with {found_reason!r}; its parameters say {reason!r}"
+            )
+            self.report("wrong-finish-reason", f"{found_reason} for {reason}", message, request)
 
     def _may_fail(self, request: str) -> bool:
         """Whether a load of its failed, and the policy is that it ends so (`kv_load_failure_policy`)."""

@@ -30,6 +30,7 @@ class Progress(Oracle):
     everything once takes. The pool holds at least one request of `max_model_len` tokens (the scenario language
     ensures what vLLM checks at start-up), so that waiting for ever is never a matter of size. To wait for a
     connector's transfer is no hang as long as the script lets the transfer last, and as long as all take together.
+    Every session is closed before the world is quiet, so that none waits for its client then.
 
     Ledger: derived-34220, 25890, 51603, 45388, 49439, 57841, 49674.
     """
@@ -47,8 +48,9 @@ class Progress(Oracle):
         self._furthest: dict[str, int] = {}
         self._scheduled = False
         self._limit = 64 + 2 * sum(
-            reference.prompt_length + reference.request.max_tokens
-            for reference in self.world.references.values()
+            turn.prompt_length + turn.request.max_tokens
+            for turns in self.world.turns.values()
+            for turn in turns
         )
 
     def dispatched(self, step: Step) -> None:
@@ -107,8 +109,23 @@ class Progress(Oracle):
         queue = self._queue(live)
         if not queue:
             return "not in Scheduler.requests"
-        state = "before an encoder input" if self._items_ahead(queue[0]) else queue[0].status.name
+        if self._items_ahead(queue[0]):
+            state = "before an encoder input"
+        elif not self.world.scheduler.running and any(map(self._holds_on, live)):
+            state = "sessions that hold blocks until they get more"
+        else:
+            state = queue[0].status.name
         return self._hopeless(live) or state
+
+    def _holds_on(self, life: Life) -> bool:
+        """Whether it is a session that waits for its next turn's blocks with those of its turns before."""
+        request = self.world.scheduler.requests.get(life.request)
+        return (
+            life.session is not None
+            and request is not None
+            and request.status.name == "WAITING"
+            and request.num_computed_tokens > 0
+        )
 
     def _hopeless(self, live: list[Life]) -> str | None:
         """Why some request can never move, if the configuration says so."""

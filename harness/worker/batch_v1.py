@@ -120,13 +120,15 @@ class BatchV1:
         self.token_rows.remove(request)
 
     def _add_new(self, row: NewRow) -> str:
-        if row.request in self.requests:
+        known, reference = self.requests.get(row.request), self.references[row.request]
+        if known is not None and known.reference is not reference:
+            self._remove_row(row.request)  # a session's next turn takes the place of what is known of it
+        elif known is not None:
             # The real runner takes it for a streaming update and goes silently wrong.
             message = (
                 f"{row.request} is sent as new, but the worker knows it and was not told that it finished"
             )
             self.observations.append(Breach("new-request-known", message, row.request))
-        reference = self.references[row.request]
         if row.items != tuple((offset, length, image_hash(item)) for offset, length, item in reference.items):
             # The real runner gathers what it is told; tokens need no check here, since feeding a wrong one is seen.
             message = f"{row.request} is sent with multimodal items that are not its client's: {row.items}"

@@ -113,7 +113,17 @@ def resume_without_table(_, output):
     ]
 
 
+def keep_last_output(original, scheduler, state, update):
+    """A session's next turn goes on with an output that it should have discarded."""
+    last = state.all_token_ids[-1]
+    original(scheduler, state, update)
+    state.prompt_token_ids.insert(len(state.prompt_token_ids) - len(update.prompt_token_ids), last)
+
+
 FAULTS = {
+    "last output of a turn kept": Fault(
+        "Scheduler._update_request_as_session", keep_last_output, "streaming", say("session-prompt-differs")
+    ),
     "end told twice": Fault(SCHEDULE, remember_and_repeat(), "plain", say("finished-twice")),
     "end not told": Fault(SCHEDULE, after(drop_ends), "plain", say("finish-not-told")),
     "end of a live request": Fault(

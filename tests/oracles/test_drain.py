@@ -5,12 +5,15 @@ from msgspec.structs import replace
 
 from harness.execute import execute
 from harness.oracles.drain import Drain
-from harness.scenario import Arrive, Pause, Reset, Resume
+from harness.scenario import Arrive, Close, Pause, Reset, Resume
 from harness.verdict import Level
-from oracles.faults import Fault, assert_heard, assert_quiet, faults, skipped
-from scenarios import PICTURE, SMALL, VISION, scenario, text
+from oracles.faults import Fault, after, assert_heard, assert_quiet, faults, skipped
+from scenarios import PICTURE, SMALL, VISION, scenario, session, text
 
 pytestmark = pytest.mark.usefixtures("vllm")
+
+
+PARKED = scenario(SMALL, session(5, 3), events=(Arrive(0), Close(0, 9)))
 
 
 def answer(change):
@@ -94,7 +97,16 @@ RESETS = {
 }
 
 COUNT, ANY = "get_num_unfinished_requests", "has_unfinished_requests"
+
+
+def forget_parked(scheduler, _):
+    scheduler.num_waiting_for_streaming_input = 0
+
+
 FAULTS = {
+    "parked session counted": Fault(
+        "Scheduler._handle_stopped_request", after(forget_parked), PARKED, wrong(COUNT, ANY, "has_requests")
+    ),
     "one more": Fault(f"Scheduler.{COUNT}", answer(one_more), "plain", wrong(COUNT)),
     "one fewer": Fault(f"Scheduler.{COUNT}", answer(one_fewer), "plain", wrong(COUNT)),
     "none": Fault(f"Scheduler.{ANY}", answer(lambda _: False), "plain", wrong(ANY, "has_requests")),

@@ -3,8 +3,9 @@
 import pytest
 
 from harness.oracles.outputs import Outputs
+from harness.scenario import Arrive, Close
 from oracles.faults import UPDATE, Fault, after, assert_heard, assert_quiet, faults, outputs_of, skipped
-from scenarios import SMALL, scenario, text
+from scenarios import SMALL, scenario, session, text
 
 pytestmark = pytest.mark.usefixtures("vllm")
 
@@ -56,7 +57,14 @@ def lose_end(_, result):
         client.outputs = [output for output in client.outputs if output.finish_reason is None]
 
 
+PARKED = scenario(SMALL, session(5, 3), events=(Arrive(0), Close(0, 9)))
+"""A session whose client says no more for a while."""
+
 FAULTS = {
+    "output between turns": Fault(
+        UPDATE, after(end_twice), PARKED, (("output-between-turns", "update_from_output"),)
+    ),
+    "turn ended early": Fault(UPDATE, each(end_now), PARKED, (("ended-early", "finish_reason length"),)),
     "token twice": Fault(UPDATE, each(twice), ONE, (("wrong-token", TOKENS),)),
     "last token twice": Fault(
         UPDATE, on_last(twice), ONE, (("too-many-tokens", TOKENS), ("ended-early", "finish_reason length"))

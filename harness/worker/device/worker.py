@@ -9,6 +9,7 @@ from typing import Any
 from harness.model import Reference
 from harness.peers.orders import NOTHING, Transfers
 from harness.scenario import DEFAULT_DELAY, Scenario
+from harness.sessions import all_turns
 from harness.step import Step
 from harness.worker.device import streams
 from harness.worker.device.answers import answers, mistakes
@@ -27,8 +28,9 @@ class DeviceWorker:
         from harness.worker.device.runner import model_runner
 
         self._runner = model_runner(scenario.engine)
+        truths = all_turns(scenario)
         network.TABLES.fill(
-            answers(references), mistakes(references, scenario.engine.speculative), self._runner.device
+            answers(truths), mistakes(truths, scenario.engine.speculative), self._runner.device
         )
         # The V2 runner calls it a speculator.
         drafter = getattr(self._runner, "drafter", None) or getattr(self._runner, "speculator", None)
