@@ -62,7 +62,7 @@ def promise(oracle: str) -> str:
 def explain(scenario: Scenario, result: Result, *, vllm: str, file: str = "minimal.json") -> str:
     """Tells an execution of `scenario`, ending in a newline.
 
-    `vllm` is what the user can say to get the same vLLM again, `file` the scenario's file.
+    `vllm` is what a shell takes after `--vllm` to get the same vLLM again, `file` the scenario's file.
     """
     items = _items(scenario)
     story = list(_story(scenario, result, items))

@@ -1,5 +1,6 @@
 """Commands that run vLLM's own model runner."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -41,13 +42,15 @@ def confirm(
     from fuzz.campaign import warm
     from fuzz.confirm import Status as Seen
     from fuzz.confirm import confirm as judge
-    from fuzz.confirm import found_on, line, suspects
+    from fuzz.confirm import found_on, found_with, line, suspects
     from fuzz.corpus import read
     from harness.target import Platform, Runner, resolve
 
     for path, _ in suspects(folder):
         read(path)
     target = resolve(vllm or found_on(folder), complain)
+    if vllm is None:
+        target = replace(target, plant=found_with(folder))
     warm(target, Platform(device), Runner(runner))
     said = judge(folder, target, Platform(device))
     if json:
