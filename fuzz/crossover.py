@@ -9,7 +9,7 @@ from random import Random
 
 from msgspec.structs import replace
 
-from fuzz.edits import select_requests
+from fuzz.edits import renumbered, select_requests
 from harness.repair import repair
 from harness.scenario import (
     MAX_EVENTS,
@@ -22,6 +22,7 @@ from harness.scenario import (
     Part,
     Request,
     Scenario,
+    concerns,
 )
 
 _MERGE = 0.3
@@ -38,14 +39,14 @@ def crossover(rng: Random, a: Scenario, b: Scenario) -> Scenario:
     head, tail = (_only_arriving(a), _only_arriving(b)) if merge else _cut(rng, a, b)
     images: list[int] = []
     requests = (*_with_images(rng, head, images), *_with_images(rng, tail, images))
-    moved = tuple(replace(event, request=event.request + len(head.requests)) for event in tail.timeline)
+    moved = renumbered(tail.timeline, lambda request: request + len(head.requests))
     timeline = _interleave(rng, head.timeline, moved) if merge else (*head.timeline, *moved)
     child = Scenario(
         format=1,
         engine=_engine(rng, a.engine, b.engine, images),
         images=tuple(images),
         requests=requests[:MAX_REQUESTS],
-        timeline=tuple(event for event in timeline if event.request < MAX_REQUESTS)[:MAX_EVENTS],
+        timeline=tuple(event for event in timeline if (concerns(event) or 0) < MAX_REQUESTS)[:MAX_EVENTS],
         step_delays=rng.choice((a, b)).step_delays,
     )
     return repair(_only_arriving(child))
@@ -64,7 +65,7 @@ def _cut(rng: Random, a: Scenario, b: Scenario) -> tuple[Scenario, Scenario]:
 def _only_arriving(scenario: Scenario) -> Scenario:
     """Drops the requests that never arrive, and aborts of them."""
     arriving = {event.request for event in scenario.timeline if isinstance(event, Arrive)}
-    timeline = tuple(event for event in scenario.timeline if event.request in arriving)
+    timeline = tuple(event for event in scenario.timeline if concerns(event) in {None, *arriving})
     return select_requests(replace(scenario, timeline=timeline), sorted(arriving))
 
 

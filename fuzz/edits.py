@@ -10,7 +10,18 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from harness.scenario import MAX_EVENTS, Event, Image, Part, Request, Scenario, part_length
+from harness.scenario import (
+    MAX_EVENTS,
+    Abort,
+    Arrive,
+    Event,
+    Image,
+    Part,
+    Request,
+    Scenario,
+    concerns,
+    part_length,
+)
 
 Path = tuple[str | int, ...]
 """Where a value is within a scenario: field names and indices."""
@@ -36,7 +47,7 @@ def without_events(scenario: Scenario, doomed: Container[int]) -> Scenario:
 
 def without_requests(scenario: Scenario, doomed: Container[int]) -> Scenario:
     """Drops these requests with their events; the others are renumbered, and delays go to the next event that stays."""
-    gone = [at for at, event in enumerate(scenario.timeline) if event.request in doomed]
+    gone = [at for at, event in enumerate(scenario.timeline) if concerns(event) in doomed]
     stay = [i for i in range(len(scenario.requests)) if i not in doomed]
     return select_requests(without_events(scenario, gone), stay)
 
@@ -47,7 +58,15 @@ def select_requests(scenario: Scenario, order: Sequence[int]) -> Scenario:
     return replace(
         scenario,
         requests=tuple(scenario.requests[old] for old in order),
-        timeline=tuple(replace(event, request=number[event.request]) for event in scenario.timeline),
+        timeline=renumbered(scenario.timeline, number.__getitem__),
+    )
+
+
+def renumbered(timeline: Sequence[Event], number: Callable[[int], int]) -> tuple[Event, ...]:
+    """The events with other numbers for their requests."""
+    return tuple(
+        replace(event, request=number(event.request)) if isinstance(event, Arrive | Abort) else event
+        for event in timeline
     )
 
 
@@ -119,9 +138,10 @@ def any_part(
 
 
 def insert_event(rng: Random, scenario: Scenario, event: Event) -> Scenario:
-    """The event at a random place after its request's arrival; nothing changes in a full timeline."""
+    """The event at a random place, after its request's arrival if it has one; nothing changes in a full timeline."""
     if len(scenario.timeline) >= MAX_EVENTS:
         return scenario
-    arrived = [at for at, other in enumerate(scenario.timeline) if other.request == event.request]
+    request = concerns(event)
+    arrived = [at for at, other in enumerate(scenario.timeline) if concerns(other) == request is not None]
     at = rng.randint(arrived[0] + 1 if arrived else 0, len(scenario.timeline))
     return replace(scenario, timeline=(*scenario.timeline[:at], event, *scenario.timeline[at:]))

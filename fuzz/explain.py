@@ -168,6 +168,12 @@ def _request(scenario: Scenario, index: int, items: Items) -> str:
     told = [f"prompt of {at}: {', '.join(parts)}", f"max_tokens {request.max_tokens}"]
     if request.priority:
         told.append(f"priority {request.priority}")
+    if request.min_tokens:
+        told.append(f"min_tokens {request.min_tokens}")
+    if request.cache_salt:
+        told.append(f"cache_salt {request.cache_salt}")
+    if request.skip_reading_prefix_cache:
+        told.append("skips reading the prefix cache")
     for name, position in (("EOS", request.eos_at), ("a stop token", request.stop_at)):
         if position is not None:
             ignored = ", ignored" if name == "EOS" and request.ignore_eos else ""
@@ -211,7 +217,9 @@ def _is_idle(entry: Entry) -> bool:
 
 
 def _told(scenario: Scenario, entry: Entry, items: Items, violations: dict[str, Violation]) -> Iterator[str]:
-    if isinstance(entry, Occurred):
+    if isinstance(entry, Occurred) and not entry.request:
+        yield f"  {_control(entry)}"
+    elif isinstance(entry, Occurred):
         verb = {"arrive": "arrives", "abort": "is aborted"}.get(entry.what, entry.what)
         late = ", between the execution of a step and its update" if entry.in_step else ""
         yield f"  {entry.request} {verb}{late}"
@@ -227,6 +235,15 @@ def _told(scenario: Scenario, entry: Entry, items: Items, violations: dict[str, 
         yield f"  step {entry.step} samples under masks for {rows}"
     else:
         yield from _violation(entry, violations)
+
+
+def _control(entry: Occurred) -> str:
+    if entry.what == "reset":
+        answer = "it is done" if entry.done else "it is refused"
+        return f"reset of the cache: {entry.detail}; {answer}"
+    if entry.what == "resume":
+        return "the engine is resumed"
+    return f"the pause is complete: {entry.detail}" if entry.done else f"the engine is paused: {entry.detail}"
 
 
 def _step(scenario: Scenario, entry: Dispatched, items: Items) -> Iterator[str]:

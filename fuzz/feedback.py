@@ -32,6 +32,8 @@ FUNCTIONS = {
 _ARRIVED, _NEW, _RUNNING, _DRAFTING, _RESUMED, _ENCODING, _PREEMPTED, _ABORTED, _ENDED, _SKIPPED = range(10)
 _STATUSES = 10
 _SOURCES = ("new", "running", "resumed")
+_CONTROLS = ("reset", "pause", "paused", "resume")
+_DETAILS = ("prefix", "encoder", "abort", "wait", "keep")
 _REASONS = ("stop", "length", "abort", "error")
 
 
@@ -44,6 +46,8 @@ class View:
     """With the status of the request before the event."""
     ends: list[tuple[str, int]] = field(default_factory=list)
     """(reason, steps in flight)."""
+    controls: list[tuple[Occurred, int, int, int]] = field(default_factory=list)
+    """With steps in flight, and running and waiting requests, after the last step before it."""
     accepted: list[tuple[int, int]] = field(default_factory=list)
     """(drafts, tokens accepted), once a request and delivered step."""
     masks: list[tuple[Masked, int]] = field(default_factory=list)
@@ -86,6 +90,10 @@ def view(trace: Trace) -> View:
             out.masks.append((entry, in_flight))
         elif isinstance(entry, Compiled):
             out.compiled.append((entry.failed, in_flight))
+        elif isinstance(entry, Occurred) and not entry.request:
+            last = out.steps[-1] if out.steps else None
+            state = (in_flight, last.running, last.waiting) if last else (0, 0, 0)
+            out.controls.append((entry, *state))
         elif isinstance(entry, Occurred):
             before = histories.get(entry.request)
             out.events.append((entry, before[-1] if before else _ARRIVED))
@@ -153,6 +161,14 @@ def _events(seen: View) -> Iterator[int]:
         yield _STATUSES * (2 * (event.what == "abort") + event.in_step) + status
 
 
+def _controls(seen: View) -> Iterator[int]:
+    for event, flights, running, waiting in seen.controls:
+        what = _CONTROLS.index(event.what) if event.what in _CONTROLS else 0
+        detail = _DETAILS.index(event.detail.partition(" ")[0]) if event.detail else 0
+        state = 8 * bool(flights) + 4 * event.done + 2 * bool(running) + bool(waiting)
+        yield 16 * (len(_DETAILS) * what + detail) + state
+
+
 def _rows(seen: View) -> Iterator[int]:
     for step in seen.steps:
         for row in step.scheduled:
@@ -215,6 +231,7 @@ TABLE: tuple[Feature, ...] = (
         "grammars", "requests and drafts under masks, and compilations, by steps in flight", 36, _grammars
     ),
     Feature("transitions", "two status transitions of a request in a row", _STATUSES**3, _transitions),
+    Feature("controls", "what the operator did, and to what kind of state", 16 * 20, _controls),
 )
 SIZE = sum(feature.size for feature in TABLE)
 

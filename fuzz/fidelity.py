@@ -16,7 +16,7 @@ from fuzz.generate import generate
 from fuzz.mutate import mutate
 from harness.codec import encode
 from harness.execute import Result, execute
-from harness.scenario import Abort, Image, Scenario, content_hash
+from harness.scenario import Abort, Image, Pause, Reset, Scenario, content_hash
 from harness.verdict import HarnessError
 from harness.worker.interface import Kind
 from harness.worker.tandem import Disagreement
@@ -102,6 +102,10 @@ def features_of(scenario: Scenario) -> list[str]:
         "mixed groups": bool(engine.kv_cache_groups),
         "multimodal": images,
         "grammar": any(request.grammar for request in scenario.requests),
+        "forced resets": any(isinstance(e, Reset) and e.reset_running_requests for e in events),
+        "encoder resets": any(isinstance(e, Reset) and e.cache == "encoder" for e in events),
+        "pauses": any(isinstance(e, Pause) for e in events),
+        "min_tokens": any(request.min_tokens for request in scenario.requests),
     }
     if engine.speculative is not None:
         has[engine.speculative.method] = True

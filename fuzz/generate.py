@@ -14,6 +14,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
+from fuzz.edits import without_events
 from harness.groups import canonical_groups, groups_of
 from harness.repair import blocks_needed, repair
 from harness.scenario import (
@@ -30,11 +31,15 @@ from harness.scenario import (
     Image,
     Mamba,
     Part,
+    Pause,
     Request,
+    Reset,
+    Resume,
     Scenario,
     Speculative,
     Text,
     Window,
+    concerns,
     part_length,
     prompt_length,
 )
@@ -45,7 +50,7 @@ Weights = Mapping[str, float]
 _SHARES = (0.3, 0.6, 0.9)
 """Probability that an allowed feature is on, drawn once a scenario. A bug that needs four features together (spec, mm,
 async, chunked_prefill) then sees them in (0.3^4 + 0.6^4 + 0.9^4) / 3 = 26% of scenarios, a single feature alone among
-thirteen in about 2%; one fixed share of 0.6 would give 13% and 0.01%."""
+nineteen in about 0.05%; one fixed share of 0.6 would give 13% and nearly none."""
 _WEIGHTS = (0.25, 0.5, 0.9)
 BlockSize = Literal[4, 8, 16, 32]
 _BLOCK_SIZES: tuple[BlockSize, ...] = (4, 4, 4, 8, 8, 16, 16, 32)
@@ -58,6 +63,8 @@ _MAX_PARTS = 12
 """The language allows 16; the rest is room for mutation."""
 _AT_EDGE = 0.5
 """Share of images that are placed where a prefill chunk of the request alone would end."""
+_IN_ROOM = 0.97
+"""Share of requests whose min_tokens the model length allows: up to 0.28 vLLM hangs on all others."""
 DELAYS = (*(0, 0, 0, 0, 1, 1, 2, 3, 4) * 8, 8, 16)
 """Mostly few iterations, so that requests meet; one event in 37 waits until everything before it has drained."""
 
@@ -206,7 +213,8 @@ def new_request(
         tokens = rng.choice((tokens, 8, 16))
     elif rng.random() < 0.25:
         tokens = _near(rng, engine.block_size - at % engine.block_size)
-    return _answers(rng, weights, engine, Request(prompt=tuple(prompt[:_MAX_PARTS]), max_tokens=tokens))
+    request = Request(prompt=tuple(prompt[:_MAX_PARTS]), max_tokens=tokens)
+    return _answers(rng, weights, engine, request, engine.max_model_len - prompt_length(request, images))
 
 
 def _with_images(rng: Random, engine: Engine, images: tuple[int, ...], prompt: list[Part]) -> list[Part]:
@@ -232,12 +240,20 @@ def new_text(rng: Random, engine: Engine, images: tuple[int, ...], at: int) -> T
     return Text(rng.choice((0, 0, 0, 1, 2)), min(at, MAX_MODEL_LEN), length)
 
 
-def _answers(rng: Random, weights: Weights, engine: Engine, request: Request) -> Request:
-    """The script of the model's answers, and the priority."""
+def _answers(rng: Random, weights: Weights, engine: Engine, request: Request, room: int) -> Request:
+    """The script of the model's answers, and the other parameters; `room` is for outputs, in tokens."""
     eos_at = rng.randrange(request.max_tokens) if _chance(rng, weights, "stop") else None
     drafts = engine.speculative.num_speculative_tokens if engine.speculative else 0
+    least = rng.choice(
+        (rng.randint(1, request.max_tokens), (eos_at or 0) + rng.randint(0, 1), request.max_tokens)
+    )
+    if rng.random() < _IN_ROOM:
+        least = min(least, max(0, room))
     return replace(
         request,
+        min_tokens=least if _chance(rng, weights, "min_tokens") else 0,
+        cache_salt=rng.randint(0, 2) if _chance(rng, weights, "cache_salt") else 0,
+        skip_reading_prefix_cache=_chance(rng, weights, "skip_prefix"),
         priority=rng.randint(-2, 2) if _chance(rng, weights, "priority") else 0,
         eos_at=eos_at,
         ignore_eos=eos_at is not None and rng.random() < 0.25,
@@ -257,10 +273,29 @@ def new_timeline(rng: Random, weights: Weights, num_requests: int) -> tuple[Even
     events: list[Event] = [Arrive(i, rng.choice(DELAYS)) for i in range(num_requests)]
     for i in range(num_requests):
         if _chance(rng, weights, "abort") and rng.random() < 0.5:
-            arrival = next(at for at, event in enumerate(events) if event.request == i)
+            arrival = next(at for at, event in enumerate(events) if concerns(event) == i)
             abort = Abort(i, rng.choice(DELAYS), in_step=rng.random() < 0.5)
             events.insert(rng.randint(arrival + 1, len(events)), abort)
+    for name, at_most in (("reset", 3), ("encoder_reset", 2)):
+        for _ in range(rng.randint(0, at_most) if _chance(rng, weights, name) else 0):
+            events.insert(rng.randint(1, len(events)), new_reset(rng, name))
+    for _ in range(rng.randint(1, 2) if _chance(rng, weights, "pause") else 0):
+        first = rng.randint(0, len(events))
+        events.insert(first, new_pause(rng))
+        events.insert(rng.randint(first + 1, min(first + 4, len(events))), Resume(rng.choice(DELAYS)))
     return tuple(events)
+
+
+def new_reset(rng: Random, feature: str) -> Reset:
+    """A reset of the cache that a feature names."""
+    if feature == "encoder_reset":
+        return Reset(rng.choice(DELAYS), cache="encoder")
+    return Reset(rng.choice(DELAYS), reset_running_requests=rng.random() < 0.7)
+
+
+def new_pause(rng: Random) -> Pause:
+    """A pause; it needs its resumption."""
+    return Pause(rng.choice(DELAYS), rng.choice(("abort", "wait", "keep", "keep")), rng.random() < 0.6)
 
 
 def restrict(scenario: Scenario, features: frozenset[str]) -> Scenario:
@@ -306,7 +341,22 @@ def _without_pressure(engine: Engine) -> Engine:
 
 def _without_aborts(scenario: Scenario) -> Scenario:
     """Second arrivals in their places, which `repair` drops, handing their delays on."""
-    return replace(scenario, timeline=tuple(Arrive(e.request, e.delay) for e in scenario.timeline))
+    timeline = (Arrive(e.request, e.delay) if isinstance(e, Abort) else e for e in scenario.timeline)
+    return replace(scenario, timeline=tuple(timeline))
+
+
+def _without_control(is_off: Callable[[Event], bool]) -> Callable[[Scenario], Scenario]:
+    def turn_off(scenario: Scenario) -> Scenario:
+        return without_events(scenario, [at for at, event in enumerate(scenario.timeline) if is_off(event)])
+
+    return turn_off
+
+
+def _request_field(**values: object) -> Callable[[Scenario], Scenario]:
+    def turn_off(scenario: Scenario) -> Scenario:
+        return replace(scenario, requests=tuple(replace(r, **values) for r in scenario.requests))
+
+    return turn_off
 
 
 def _without_stops(scenario: Scenario) -> Scenario:
@@ -331,6 +381,12 @@ _OFF: dict[str, Callable[[Scenario], Scenario]] = {
     "free": _engine_field(interleaving="engine"),
     "stop": _without_stops,
     "grammar": _without_grammars,
+    "reset": _without_control(lambda event: isinstance(event, Reset) and event.cache == "prefix"),
+    "encoder_reset": _without_control(lambda event: isinstance(event, Reset) and event.cache == "encoder"),
+    "pause": _without_control(lambda event: isinstance(event, Pause | Resume)),
+    "min_tokens": _request_field(min_tokens=0),
+    "cache_salt": _request_field(cache_salt=0),
+    "skip_prefix": _request_field(skip_reading_prefix_cache=False),
     # These three read what the others leave: lengths, then the budget that a length asks for, then blocks for both.
     "max_model_len": _within_model_len,
     "chunked_prefill": _engine_field(enable_chunked_prefill=False, long_prefill_token_threshold=0),

@@ -28,6 +28,10 @@ MUTATORS: dict[str, Mutator] = {
         mutators.move_event,
         mutators.change_delay,
         mutators.flip_in_step,
+        mutators.insert_reset,
+        mutators.insert_encoder_reset,
+        mutators.insert_pause,
+        mutators.change_pause,
         mutators.tweak_limit,
         mutators.change_choice,
         mutators.change_speculative,
@@ -48,6 +52,9 @@ MUTATORS: dict[str, Mutator] = {
         mutators.change_stop,
         mutators.change_grammar,
         mutators.change_priority,
+        mutators.change_min_tokens,
+        mutators.change_salt,
+        mutators.flip_skip_prefix,
     )
 }
 """By the name under which their yield is counted."""
@@ -55,6 +62,12 @@ MUTATORS: dict[str, Mutator] = {
 _NEEDS = {
     "insert_abort": "abort",
     "flip_in_step": "abort",
+    "insert_reset": "reset",
+    "insert_encoder_reset": "encoder_reset",
+    "insert_pause": "pause",
+    "change_min_tokens": "min_tokens",
+    "change_salt": "cache_salt",
+    "flip_skip_prefix": "skip_prefix",
     "change_speculative": "spec",
     "change_groups": "groups",
     "change_encoder": "mm",

@@ -27,10 +27,13 @@ from fuzz.generate import (
     interesting_lengths,
     new_grammar,
     new_group,
+    new_pause,
     new_request,
+    new_reset,
 )
 from harness.groups import groups_of
 from harness.scenario import (
+    MAX_EVENTS,
     MAX_GROUPS,
     MAX_MODEL_LEN,
     MAX_REQUESTS,
@@ -44,7 +47,10 @@ from harness.scenario import (
     Image,
     Mamba,
     Part,
+    Pause,
     Request,
+    Reset,
+    Resume,
     Scenario,
     Speculative,
     Text,
@@ -97,8 +103,9 @@ def remove_event(rng: Random, scenario: Scenario) -> Scenario:
     if len(scenario.timeline) < 2:
         return scenario
     at = rng.randrange(len(scenario.timeline))
-    if isinstance(scenario.timeline[at], Arrive):
-        return without_requests(scenario, (scenario.timeline[at].request,))
+    event = scenario.timeline[at]
+    if isinstance(event, Arrive):
+        return without_requests(scenario, (event.request,))
     return without_events(scenario, (at,))
 
 
@@ -122,6 +129,41 @@ def change_delay(rng: Random, scenario: Scenario) -> Scenario:
 def flip_in_step(rng: Random, scenario: Scenario) -> Scenario:
     def edit(event: Event) -> Event:
         return replace(event, in_step=not event.in_step) if isinstance(event, Abort) else event
+
+    return any_event(rng, scenario, edit)
+
+
+def insert_reset(rng: Random, scenario: Scenario) -> Scenario:
+    return insert_event(rng, scenario, new_reset(rng, "reset"))
+
+
+def insert_encoder_reset(rng: Random, scenario: Scenario) -> Scenario:
+    """Right after a pause, if there is one, where running requests do not hinder it."""
+    pauses = [at for at, event in enumerate(scenario.timeline) if isinstance(event, Pause)]
+    reset = new_reset(rng, "encoder_reset")
+    if not pauses or rng.random() < 0.3 or len(scenario.timeline) >= MAX_EVENTS:
+        return insert_event(rng, scenario, reset)
+    at = rng.choice(pauses) + 1
+    return replace(scenario, timeline=(*scenario.timeline[:at], reset, *scenario.timeline[at:]))
+
+
+def insert_pause(rng: Random, scenario: Scenario) -> Scenario:
+    if len(scenario.timeline) >= MAX_EVENTS - 1:
+        return scenario
+    timeline = list(scenario.timeline)
+    first = rng.randint(0, len(timeline))
+    timeline.insert(first, new_pause(rng))
+    timeline.insert(rng.randint(first + 1, len(timeline)), Resume(rng.choice(DELAYS)))
+    return replace(scenario, timeline=tuple(timeline))
+
+
+def change_pause(rng: Random, scenario: Scenario) -> Scenario:
+    def edit(event: Event) -> Event:
+        if isinstance(event, Pause):
+            return replace(new_pause(rng), delay=event.delay)
+        if isinstance(event, Reset):
+            return replace(event, reset_running_requests=not event.reset_running_requests)
+        return event
 
     return any_event(rng, scenario, edit)
 
@@ -302,6 +344,24 @@ def change_grammar(rng: Random, scenario: Scenario) -> Scenario:
         return replace(request, grammar=None if off else new_grammar(rng))
 
     return any_request(rng, scenario, edit)
+
+
+def change_min_tokens(rng: Random, scenario: Scenario) -> Scenario:
+    def edit(request: Request) -> Request:
+        edges = (request.eos_at or 0, request.stop_at or 0, request.max_tokens)
+        return replace(request, min_tokens=_tweak(rng, rng.choice((request.min_tokens, *edges)), 0, 16))
+
+    return any_request(rng, scenario, edit)
+
+
+def change_salt(rng: Random, scenario: Scenario) -> Scenario:
+    return any_request(rng, scenario, lambda r: replace(r, cache_salt=rng.randint(0, 2)))
+
+
+def flip_skip_prefix(rng: Random, scenario: Scenario) -> Scenario:
+    return any_request(
+        rng, scenario, lambda r: replace(r, skip_reading_prefix_cache=not r.skip_reading_prefix_cache)
+    )
 
 
 def change_priority(rng: Random, scenario: Scenario) -> Scenario:

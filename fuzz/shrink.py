@@ -144,7 +144,8 @@ def size(scenario: Scenario) -> tuple[Any, ...]:
         sum(len(script) + sum(script) for script in scripts),
         sum(scenario.images),
         sum(_numbers(engine)),
-        sum(abs(request.priority) + (request.eos_at or 0) + (request.stop_at or 0) for request in requests),
+        sum(abs(request.priority) + (request.eos_at or 0) + (request.stop_at or 0) for request in requests)
+        + sum(request.min_tokens + request.cache_salt for request in requests),
         sum(text.stream + text.start for text in texts),
         _disorder(arrivals) + _disorder(list(dict.fromkeys(shown))),
         len(encoded),

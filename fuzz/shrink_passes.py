@@ -14,6 +14,7 @@ from fuzz.edits import (
     Path,
     get,
     put,
+    renumbered,
     select_requests,
     with_identities,
     without_events,
@@ -27,10 +28,14 @@ from harness.scenario import (
     Chunked,
     Encoder,
     Engine,
+    Event,
     Grammar,
     Group,
     Image,
+    Pause,
     Request,
+    Reset,
+    Resume,
     Scenario,
     Speculative,
     Text,
@@ -103,9 +108,13 @@ def _merge_requests(current: Scenario) -> Generator[Scenario, Scenario, None]:
     for old in reversed(range(len(current.requests))):
         for new in range(len(current.requests)):
             if old != new and old < len(current.requests):
-                moved = (replace(e, request=new) if e.request == old else e for e in current.timeline)
-                merged = repair(replace(current, timeline=tuple(moved)))
+                moved = _moved(current, old, new)
+                merged = repair(replace(current, timeline=moved))
                 current = yield without_requests(merged, (old,))
+
+
+def _moved(current: Scenario, old: int, new: int) -> tuple[Event, ...]:
+    return renumbered(current.timeline, lambda request: new if request == old else request)
 
 
 def _drop_events(current: Scenario) -> Generator[Scenario, Scenario, None]:
@@ -176,20 +185,37 @@ def _join_parts(current: Scenario) -> Generator[Scenario, Scenario, None]:
 
 
 def _default_details(current: Scenario) -> Generator[Scenario, Scenario, None]:
-    """What a request or an event says beyond the necessary; scripts entry by entry."""
+    """What a request says beyond the necessary; scripts entry by entry."""
     current = yield replace(current, step_delays=())
     current = yield from _drop_items(current, ("step_delays",))
     for i in range(len(current.requests)):
-        for name in ("grammar", "priority", "ignore_eos", "eos_at", "stop_at", "acceptance"):
+        for name in Request.__struct_fields__[2:]:
             default = Request.__struct_defaults__[Request.__struct_fields__.index(name)]
             current = yield put(current, ("requests", i, name), default)
         if current.requests[i].grammar is not None:
             current = yield put(current, ("requests", i, "grammar"), Grammar())
             current = yield put(current, ("requests", i, "grammar", "fails"), False)
         current = yield from _drop_items(current, ("requests", i, "acceptance"))
-    for at, event in enumerate(current.timeline):
+
+
+def _simple_events(current: Scenario) -> Generator[Scenario, Scenario, None]:
+    """An event without what it says beyond the necessary; a pause goes with its end, or becomes a reset."""
+    for at in reversed(range(len(current.timeline))):
+        if at >= len(current.timeline):
+            continue
+        event = current.timeline[at]
         if isinstance(event, Abort) and event.in_step:
             current = yield put(current, ("timeline", at, "in_step"), False)
+        elif isinstance(event, Reset):
+            current = yield put(current, ("timeline", at), Reset(event.delay))
+        elif isinstance(event, Pause):
+            end = next(i for i, e in enumerate(current.timeline) if i > at and isinstance(e, Resume))
+            current = yield put(current, ("timeline", at), Pause(event.delay))
+            reset = put(current, ("timeline", at), Reset(event.delay, reset_running_requests=True))
+            for candidate in (without_events(reset, (end,)), without_events(current, (at, end))):
+                before, current = current, (yield candidate)
+                if current != before:
+                    break
 
 
 def _lower_numbers(current: Scenario) -> Generator[Scenario, Scenario, None]:
@@ -206,8 +232,9 @@ def _places(scenario: Scenario) -> list[Place]:
                 fields = (("length", 1), ("start", 0), ("stream", 0))
                 places += [(("requests", i, "prompt", j, name), floor) for name, floor in fields]
         places.append((("requests", i, "max_tokens"), 1))
-        places += [(("requests", i, name), 0) for name in ("priority", "eos_at", "stop_at")]
         places.append((("requests", i, "grammar", "delay"), 0))
+        names = ("priority", "eos_at", "stop_at", "min_tokens", "cache_salt")
+        places += [(("requests", i, name), 0) for name in names]
         places += [(("requests", i, "acceptance", j), 0) for j in range(len(request.acceptance))]
     places += [(("images", i), 1) for i in range(len(scenario.images))]
     places += [(("timeline", at, "delay"), 0) for at in range(len(scenario.timeline))]
@@ -265,6 +292,7 @@ PASSES: tuple[Pass, ...] = (
     _drop_parts,
     _join_parts,
     _default_details,
+    _simple_events,
     _lower_numbers,
     _renumber,
     _lower_together,

@@ -3,8 +3,8 @@
 What is replaced, and why: the model configuration (the real one inspects a model class in another process and needs a
 checkpoint), the checks of SpeculativeConfig (they load a draft model) and the multimodal budget (it runs a processor);
 the two encoder limits that the budget would compute are set from the scenario. What compiles grammars is scripted
-(`harness.peers.grammar`). `EngineCore` is made without its constructor, which starts workers and profiles memory; every
-attribute that its loop reads is set as the constructor of 0.19-0.33 sets it.
+(`harness.peers.grammar`). `EngineCoreProc` is made without its constructor, which starts workers, threads and sockets
+and profiles memory; every attribute that its loop reads is set as the constructor of 0.19-0.33 sets it.
 """
 
 import copy
@@ -173,16 +173,16 @@ def _groups(engine: Engine) -> tuple[Any, ...]:
 
 
 def engine_core(engine: Engine, executor: Any, grammars: Grammars | None = None) -> Any:
-    """An EngineCore whose scheduler is real and whose executor is `executor`. Raises Rejected as `vllm_config`."""
+    """An EngineCoreProc whose scheduler is real and whose executor is `executor`. Raises Rejected as `vllm_config`."""
     from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
-    from vllm.v1.engine.core import EngineCore
+    from vllm.v1.engine.core import EngineCoreProc
 
     config = vllm_config(engine)
     caches = kv_cache_config(engine)
     block_size, hash_block_size = compat.block_sizes(caches, config)
     if hasattr(caches, "hash_block_size"):
         caches.hash_block_size = hash_block_size
-    core = object.__new__(EngineCore)
+    core = object.__new__(EngineCoreProc)
     core.vllm_config = config
     core.log_stats = False
     core.model_executor = executor
@@ -218,7 +218,20 @@ def engine_core(engine: Engine, executor: Any, grammars: Grammars | None = None)
     core._weight_version = "default"
     core._idle_state_callbacks = []
     core._scheduler_paused = False  # 0.16
+    core.abort_requests = functools.partial(_abort_in_order, core)
+    # EngineCoreProc's
+    core.output_queue = queue.Queue()
+    core.engines_running = False
+    core.reject_new_requests = False
     return core
+
+
+def _abort_in_order(core: Any, request_ids: list[str]) -> None:
+    """One call a request. Those of one call are freed in the order of a set of strings, which is another one in every
+    process; this is one of its orders. (A pause that aborts takes all requests at once, in order.)
+    """
+    for request in request_ids:
+        type(core).abort_requests(core, [request])
 
 
 def request(
@@ -241,9 +254,11 @@ def request(
     params = SamplingParams(
         temperature=0.0,
         max_tokens=spec.max_tokens,
+        structured_outputs=_structured_outputs(index) if spec.grammar is not None else None,
+        min_tokens=spec.min_tokens,
         ignore_eos=spec.ignore_eos,
         stop_token_ids=[STOP],
-        structured_outputs=_structured_outputs(index) if spec.grammar is not None else None,
+        skip_reading_prefix_cache=spec.skip_reading_prefix_cache or None,
     )
     extra = compat.set_eos(params, None if spec.ignore_eos else EOS)
     features = [
@@ -265,6 +280,7 @@ def request(
         arrival_time=arrival,
         mm_features=features or None,
         priority=spec.priority,
+        cache_salt=f"salt-{spec.cache_salt}" if spec.cache_salt else None,
         block_hasher=hasher,
         **extra,
     )

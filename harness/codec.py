@@ -5,7 +5,7 @@ import json
 import msgspec
 
 from harness.repair import repair
-from harness.scenario import Image, Scenario
+from harness.scenario import Image, Scenario, concerns
 
 MAX_BYTES = 1 << 20
 """Larger files are refused unread: the largest scenario that the limits below admit has about 100 kB."""
@@ -97,9 +97,10 @@ def validate(scenario: Scenario) -> None:
                     f"which has {len(scenario.images)}"
                 )
     for i, event in enumerate(scenario.timeline):
-        if event.request >= len(scenario.requests):
+        named = concerns(event)
+        if named is not None and named >= len(scenario.requests):
             raise ScenarioError(
-                f"$.timeline[{i}].request: {event.request}, but there are {len(scenario.requests)} requests"
+                f"$.timeline[{i}].request: {named}, but there are {len(scenario.requests)} requests"
             )
     repaired = repair(scenario)
     if repaired != scenario:

@@ -17,10 +17,23 @@ from typing import Any, Literal
 from harness.verdict import HarnessError
 from harness.worker.traits import Traits
 
+
+def _engine_core_has(name: str) -> bool:
+    return hasattr(optional("vllm.v1.engine.core", "EngineCore"), name)
+
+
 _PRESENT: Mapping[str, tuple[Callable[[], bool], str]] = {
     "groups": (
         lambda: _any_mixture_of_groups(),
         "its HybridKVCacheCoordinator takes full attention and one other kind only",
+    ),
+    "pause": (
+        lambda: hasattr(optional("vllm.v1.core.sched.scheduler", "Scheduler"), "set_pause_state"),
+        "Scheduler.set_pause_state (from 0.17)",
+    ),
+    "encoder_reset": (
+        lambda: _engine_core_has("reset_encoder_cache"),
+        "EngineCore.reset_encoder_cache (from 0.16)",
     ),
 }
 """Optional features (harness.features) by name: whether the loaded vLLM has it, and what it must have for that."""
@@ -141,6 +154,7 @@ def runner_traits() -> Traits:
     return Traits(
         drafter_falls_back=_drafter_falls_back(),
         drafts_without_room=_drafts_without_room(),
+        drops_drafts="self._draft_token_ids is None" in ast.unparse(_runner_function("_update_states")),
         counts_are_optimistic="optimistic_num_accepted" in ast.unparse(_runner_function("_update_states")),
         placeholders_are_clamped="clamp_(min=0)" in ast.unparse(_runner_function("_preprocess")),
         masks_are_strided=_masks_are_strided(),

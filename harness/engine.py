@@ -5,10 +5,12 @@ in the order of `EngineCoreProc.run_busy_loop`: first the input queue, then a st
 With `interleaving="free"` the same calls are made in orders that the contract allows and today's loop does not make.
 """
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from harness import build, compat, record
+from harness.control import Operator
 from harness.executor import Executor
 from harness.model import Reference
 from harness.oracles import ALL, Oracle
@@ -29,7 +31,7 @@ MAX_ITERATIONS = 20_000
 """Beyond any legal execution: MAX_REQUESTS * MAX_MODEL_LEN tokens, one a step, come to 12,288."""
 
 
-EVENTS = ("arrived", "aborted", "dispatched", "executed", "delivered", "settled", "drained")
+EVENTS = ("arrived", "aborted", "controlled", "dispatched", "executed", "delivered", "settled", "drained")
 """What oracles are fed; see harness.oracles.base."""
 
 
@@ -72,6 +74,14 @@ class Run:
         self.world = World(scenario, self.references, self.core, self.grammars.ready)
         self.worker = _worker(kind, scenario, self.references)
         self.trace = Trace()
+        self.operator = Operator(
+            self.world,
+            self.worker,
+            self.trace,
+            self._guarded,
+            lambda act: self._each("controlled", act),
+            self._abort_applied,
+        )
         self.violations: dict[str, Violation] = {}
         """By fingerprint; the first of each."""
         self.oracles = [oracle(self.world, self._heard) for oracle in oracles]
@@ -85,7 +95,10 @@ class Run:
         self._fatal = False
         self._due = 0
         self._next_event = 0
-        self._free_queue: list[tuple[Any, Flight]] = []
+        self._free_queue: deque[tuple[Any, Flight]] = (
+            deque() if self.core.batch_queue is None else self.core.batch_queue
+        )
+        """The engine's own where it has one: a pause waits until it is empty."""
         self._aborts: list[str] = []
         """Aborts in the aborts queue; the input queue delivers them too, an iteration later."""
 
@@ -98,7 +111,7 @@ class Run:
             while self._more():
                 self._compilations()
                 self._events()
-                if self.core.scheduler.has_requests() or self.world.flights:
+                if self._busy():
                     self._step()
                 self._each("settled")
                 self._stop_if_fatal()
@@ -122,8 +135,10 @@ class Run:
         for oracle in self.oracles:
             if isinstance(oracle, Progress):
                 oracle.quiet = over and not self.grammars.pending
-        if self.core.scheduler.has_requests() or self.world.flights or self._aborts:
+        if self._busy() or self._aborts:
             return True
+        self.operator.notify_idle()
+        self._stop_if_fatal()
         if over:
             return False
         self.world.iteration = max(self.world.iteration, self._due)
@@ -134,22 +149,44 @@ class Run:
         for request, failed in self.grammars.advance(self.world.iteration):
             self.trace.add(Compiled(self.world.iteration, request, failed))
 
+    def _busy(self) -> bool:
+        """`EngineCoreProc.has_work`."""
+        return bool(self.core.scheduler.has_requests() or self.world.flights)
+
     def _events(self) -> None:
-        """The input queue: aborts that the aborts queue has held, then what the timeline brings."""
+        """The input queue: aborts that the aborts queue has held, then what the timeline brings.
+
+        As in `_process_input_queue`, an idle engine says so before each; one that had work does not until the next
+        iteration.
+        """
+        idle = not self._busy()
         for request in self._aborts:
             self._guarded(self.core.abort_requests, [request])
             self._abort_applied(request)
         self._aborts.clear()
         timeline = self.scenario.timeline
         while self._next_event < len(timeline) and self._due <= self.world.iteration:
+            idle = self._notify_if(idle)
             event = timeline[self._next_event]
             self._next_event += 1
             if self._next_event < len(timeline):
                 self._due += timeline[self._next_event].delay
             if isinstance(event, Arrive):
                 self._arrive(event)
-            else:
+            elif isinstance(event, Abort):
                 self._abort(event)
+            else:
+                self.operator.act(event)
+                self._stop_if_fatal()
+        self._notify_if(idle)
+
+    def _notify_if(self, idle: bool) -> bool:
+        """Tells the operator, if the engine is idle, and was from the beginning; says whether."""
+        idle = idle and not self._busy()
+        if idle:
+            self.operator.notify_idle()
+            self._stop_if_fatal()
+        return idle
 
     def _arrive(self, event: Arrive) -> None:
         request = request_id(event.request)
@@ -234,7 +271,7 @@ class Run:
 
     def _free_update(self) -> None:
         """The oldest result reaches the scheduler."""
-        output, self.arriving = self._free_queue.pop(0)
+        output, self.arriving = self._free_queue.popleft()
         compat.process_aborts(self.core)
         outputs = self.core.scheduler.update_from_output(output, self.arriving.output())
         self._updated(outputs)
@@ -288,6 +325,11 @@ class Run:
             return
         self.world.flights.remove(flight)
         delivered = [output for client in (outputs or {}).values() for output in client.outputs]
+        # vLLM ends requests whose grammars fail in the order of a set, which is another one in every process.
+        arrivals = list(self.world.lives)
+        delivered.sort(
+            key=lambda output: arrivals.index(output.request_id) if output.request_id in arrivals else -1
+        )
         for output in delivered:
             life = self.world.lives.get(output.request_id)
             if life is not None and life.live:

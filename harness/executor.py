@@ -71,6 +71,18 @@ class Executor:
         future = _Future(self._run, flight)
         return future if non_block else future.result()
 
+    def reset_mm_cache(self) -> None:
+        self._run.worker.reset_mm_cache()
+
+    def reset_encoder_cache(self) -> None:
+        self._run.worker.reset_encoder_cache()
+
+    def collective_rpc(self, method: str) -> list[Any]:
+        """A pause waits for the device before it completes (from 0.30); here its results have been taken."""
+        if method != "synchronize_device":
+            raise HarnessError(f"EngineCore calls {method} on its workers, which no worker here answers")
+        return [None]
+
     def take_draft_token_ids(self) -> Any:
         """The drafts of the last step; None before the first."""
         from vllm.v1.outputs import DraftTokenIds

@@ -6,10 +6,21 @@ rejected, with the reason; generators leave it out.
 
 from collections.abc import Callable, Mapping
 
-from harness.scenario import Scenario
+from harness.scenario import Pause, Reset, Scenario
+
+
+def _pauses(scenario: Scenario) -> bool:
+    return any(isinstance(event, Pause) for event in scenario.timeline)
+
+
+def _resets_encoder(scenario: Scenario) -> bool:
+    return any(isinstance(event, Reset) and event.cache == "encoder" for event in scenario.timeline)
+
 
 OPTIONAL: Mapping[str, Callable[[Scenario], bool]] = {
     "groups": lambda scenario: bool(scenario.engine.kv_cache_groups),
+    "pause": _pauses,
+    "encoder_reset": _resets_encoder,
 }
 """By the name under which `fuzz.generate` knows the feature."""
 

@@ -69,6 +69,8 @@ class Reference:
         request: Request = scenario.requests[index]
         self.request = request
         self.max_model_len = scenario.engine.max_model_len
+        self.salt = mix(SEED, request.cache_salt) if request.cache_salt else 0
+        """Belongs to the identity of KV contents, not to their values: no token depends on it."""
         self.items: list[tuple[int, int, int]] = []
         """Multimodal items as (offset, length, identity), in prompt order."""
         self.tokens: list[int] = []

@@ -7,13 +7,18 @@ from msgspec.structs import replace
 
 from harness.groups import canonical_groups, groups_of, has_mamba, tokens_per_block
 from harness.scenario import (
+    MAX_EVENTS,
     MAX_MODEL_LEN,
+    Abort,
     Arrive,
     Engine,
     Event,
     Image,
     Part,
+    Pause,
     Request,
+    Reset,
+    Resume,
     Scenario,
     Text,
     part_length,
@@ -113,34 +118,77 @@ def _repair_request(request: Request, engine: Engine, images: tuple[int, ...]) -
         prompt.append(part)
     speculative = engine.speculative
     limit = speculative.num_speculative_tokens if speculative else 0
+    # SamplingParams: min_tokens <= max_tokens. The sampler masks what would end a request before that.
+    min_tokens = min(request.min_tokens, request.max_tokens)
+    eos_at, stop_at = (
+        None if at is None or not min_tokens <= at < request.max_tokens else at
+        for at in (request.eos_at, request.stop_at)
+    )
     return replace(
         request,
         prompt=tuple(prompt) or (Text(),),
         priority=request.priority if engine.policy == "priority" else 0,
-        ignore_eos=request.ignore_eos and request.eos_at is not None and request.eos_at < request.max_tokens,
-        eos_at=None if request.eos_at is None or request.eos_at >= request.max_tokens else request.eos_at,
-        stop_at=None if request.stop_at is None or request.stop_at >= request.max_tokens else request.stop_at,
+        ignore_eos=request.ignore_eos and eos_at is not None,
+        eos_at=eos_at,
+        stop_at=stop_at,
         acceptance=tuple(min(count, limit) for count in request.acceptance) if limit else (),
+        min_tokens=min_tokens,
     )
 
 
 def _repair_timeline(timeline: tuple[Event, ...], num_requests: int) -> tuple[Event, ...]:
-    """Each request arrives at most once, and is aborted at most once, after it arrived; delays are handed on."""
-    arrived: set[int] = set()
-    aborted: set[int] = set()
+    """What `_Legal` lets through; delays are handed on; who has paused resumes."""
+    legal = _Legal()
     kept: list[Event] = []
     carried = 0
     for event in timeline if num_requests else ():
-        event = replace(event, request=event.request % num_requests)
-        legal = (
-            event.request not in arrived
-            if isinstance(event, Arrive)
-            else event.request in arrived and event.request not in aborted
-        )
-        if not legal:
+        event = _nearest(event, num_requests)
+        if not legal.accepts(event, MAX_EVENTS - len(kept)):
             carried = min(64, carried + event.delay)
             continue
-        (arrived if isinstance(event, Arrive) else aborted).add(event.request)
         kept.append(replace(event, delay=min(64, event.delay + carried)))
         carried = 0
+    if legal.paused:
+        kept.append(Resume())
     return tuple(kept)
+
+
+def _nearest(event: Event, num_requests: int) -> Event:
+    if isinstance(event, Arrive | Abort):
+        return replace(event, request=event.request % num_requests)
+    if isinstance(event, Reset) and event.cache == "encoder":
+        return replace(event, reset_running_requests=False)
+    return event
+
+
+class _Legal:
+    """Each request arrives at most once, and is aborted at most once, after it arrived. Pauses do not nest, and leave
+    room in the timeline for their end.
+    """
+
+    def __init__(self) -> None:
+        self.paused = False
+        self._arrived: set[int] = set()
+        self._aborted: set[int] = set()
+
+    def accepts(self, event: Event, room: int) -> bool:
+        """Whether the event is legal here; what it changes is remembered then."""
+        if isinstance(event, Resume):
+            legal, self.paused = self.paused, False
+            return legal
+        if room < 1 + self.paused:
+            return False
+        if isinstance(event, Pause):
+            legal = not self.paused and room > 1
+            self.paused = self.paused or legal
+            return legal
+        if isinstance(event, Arrive):
+            legal = event.request not in self._arrived
+            self._arrived.add(event.request)
+            return legal
+        if isinstance(event, Abort):
+            legal = event.request in self._arrived and event.request not in self._aborted
+            if legal:
+                self._aborted.add(event.request)
+            return legal
+        return True

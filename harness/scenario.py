@@ -135,7 +135,8 @@ class Request(_Base, frozen=True):
     """A request as the front end would submit it, and the script of the model's answers to it.
 
     `eos_at` and `stop_at` give the output position (0 is the first generated token) at which the reference model emits
-    EOS or a stop token. `acceptance` cycles over the request's drafting steps: how many drafts, from the first, will
+    EOS or a stop token; never below `min_tokens`, where a sampler masks them. Salts are numbers; 0 is none.
+    `acceptance` cycles over the request's drafting steps: how many drafts, from the first, will
     be right (capped by `num_speculative_tokens`); it is laid along the outputs, see `Reference.errs`.
     """
 
@@ -149,6 +150,9 @@ class Request(_Base, frozen=True):
     stop_at: Tokens | None = None
     acceptance: Script = ()
     grammar: Grammar | None = None
+    min_tokens: Tokens = 0
+    cache_salt: Annotated[int, Meta(ge=0, le=3)] = 0
+    skip_reading_prefix_cache: bool = False
 
 
 class Arrive(_Base, frozen=True, tag="arrive", tag_field="event"):
@@ -166,7 +170,35 @@ class Abort(_Base, frozen=True, tag="abort", tag_field="event"):
     in_step: bool = False
 
 
-Event: TypeAlias = Arrive | Abort
+class Reset(_Base, frozen=True, tag="reset", tag_field="event"):
+    """`EngineCore.reset_prefix_cache`, or `reset_encoder_cache`.
+
+    Without `reset_running_requests` the scheduler refuses while blocks are in use. An encoder cache is reset only
+    while no request is unfinished, which a pause makes so: vLLM warns that anything else may desynchronise caches.
+    """
+
+    delay: Delay = 0
+    cache: Literal["prefix", "encoder"] = "prefix"
+    reset_running_requests: bool = False
+
+
+class Pause(_Base, frozen=True, tag="pause", tag_field="event"):
+    """`EngineCoreProc.pause_scheduler`; it completes, and clears the caches, when the engine has become idle."""
+
+    delay: Delay = 0
+    mode: Literal["abort", "wait", "keep"] = "abort"
+    clear_cache: bool = True
+
+
+class Resume(_Base, frozen=True, tag="resume", tag_field="event"):
+    """`EngineCoreProc.resume_scheduler`, after a pause, complete or not."""
+
+    delay: Delay = 0
+
+
+RequestEvent: TypeAlias = Arrive | Abort
+Control: TypeAlias = Reset | Pause | Resume
+Event: TypeAlias = RequestEvent | Control
 
 
 class Scenario(_Base, frozen=True):
@@ -193,6 +225,11 @@ def prompt_length(request: Request, images: tuple[int, ...]) -> int:
 def content_hash(scenario: Scenario) -> str:
     """Sixteen hex digits that name the scenario (SHA-256 of its compact canonical form)."""
     return hashlib.sha256(msgspec.json.encode(scenario)).hexdigest()[:16]
+
+
+def concerns(event: Event) -> int | None:
+    """The request that an event is about; None for what concerns the whole engine."""
+    return event.request if isinstance(event, Arrive | Abort) else None
 
 
 def request_id(index: int) -> str:

@@ -15,12 +15,16 @@ class _Entry(msgspec.Struct, frozen=True, tag_field="entry", omit_defaults=True)
 
 
 class Occurred(_Entry, frozen=True, tag="event"):
-    """The outside world acted: `what` is `arrive` or `abort`."""
+    """The outside world acted: `what` is `arrive` or `abort`; or `reset`, `pause`, `resume`, or `paused` when a pause
+    completes, of which `detail` says what, and `done` whether it was so.
+    """
 
     iteration: int
     what: str
-    request: str
+    request: str = ""
     in_step: bool = False
+    detail: str = ""
+    done: bool = False
 
 
 class ScheduledRequest(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -50,6 +50,24 @@ class Flight:
         return output
 
 
+@dataclass(slots=True)
+class Act:
+    """Something that an operator did to the engine, when it is done."""
+
+    what: str
+    """`reset` or `paused`."""
+    mode: str
+    """The cache that was reset (`prefix` or `encoder`), or the mode of the pause."""
+    answer: bool = False
+    """What a reset returned; a reset that vLLM warns of is not done, and False."""
+    running: bool = False
+    """A reset of running requests, too."""
+    clears: bool = False
+    """A pause that clears the caches."""
+    begun: tuple[str, ...] = ()
+    """Requests in progress when a pause began: their clients had received tokens."""
+
+
 class World:
     """One execution's shared facts."""
 
@@ -67,6 +85,8 @@ class World:
         """By request id; those that are compiled."""
         self.iteration = 0
         self.lives: dict[str, Life] = {}
+        self.paused: str | None = None
+        """Mode of the pause since the last resumption."""
         self.flights: list[Flight] = []
         """Oldest first."""
 

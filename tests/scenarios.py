@@ -20,7 +20,10 @@ from harness.scenario import (
     Grammar,
     Image,
     Mamba,
+    Pause,
     Request,
+    Reset,
+    Resume,
     Scenario,
     Speculative,
     Text,
@@ -70,6 +73,9 @@ def structured(*requests: Request, delay: int = 0) -> tuple[Request, ...]:
 
 MIXED = (*structured(*DRAFTED), text(7, 6, 2, eos_at=4, grammar=Grammar(2)), text(6, 8, 3))
 """Structured requests, one of which comes late and stops, and one that is not."""
+FORCED = Reset(2, reset_running_requests=True)
+TALK = (text(14, 6), text(9, 6, 1))
+SALTED = (text(14, 3), text(14, 3, cache_salt=1), text(14, 3, cache_salt=2), text(14, 3, cache_salt=1))
 
 LEGAL: dict[str, Scenario] = {
     "plain": scenario(SMALL, text(5), text(7, 3, 1)),
@@ -202,6 +208,53 @@ LEGAL: dict[str, Scenario] = {
         text(20, 6),
         text(5, 6, 1),
         delays=(3, 0, 2, 1),
+    ),
+    "reset": scenario(
+        SMALL, *TALK, events=(Arrive(0), Reset(1), FORCED, Arrive(1, 1), Reset(40), Reset(0, "prefix", True))
+    ),
+    "reset_async": scenario(
+        replace(SMALL, async_scheduling=True), *TALK, events=(Arrive(0), Arrive(1), FORCED, FORCED)
+    ),
+    "reset_spec_async": scenario(
+        replace(SMALL, async_scheduling=True, speculative=EAGLE),
+        *DRAFTED,
+        events=(Arrive(0), Arrive(1), FORCED, FORCED),
+    ),
+    "reset_free": scenario(
+        replace(SMALL, async_scheduling=True, interleaving="free"),
+        *TALK,
+        events=(Arrive(0), Arrive(1), FORCED, FORCED),
+        delays=(3, 0, 2, 1),
+    ),
+    "encoder_reset": scenario(
+        VISION,
+        PICTURE,
+        PICTURE,
+        images=(6,),
+        events=(Arrive(0), Reset(1, "encoder"), Reset(20, "encoder"), Arrive(1)),
+    ),
+    "encoder_reset_mid_item": scenario(
+        replace(EVERYTHING, max_num_batched_tokens=5),
+        ALBUM,
+        images=(6, 8),
+        events=(Arrive(0), Pause(2, "keep", clear_cache=False), Reset(0, "encoder"), Resume(9)),
+    ),
+    "pause_abort": scenario(SMALL, *TALK, events=(Arrive(0), Pause(2), Arrive(1, 1), Resume(9))),
+    "pause_wait": scenario(SMALL, *TALK, events=(Arrive(0), Pause(2, "wait"), Arrive(1, 1), Resume(20))),
+    "pause_keep": scenario(SMALL, *TALK, events=(Arrive(0), Pause(2, "keep"), Arrive(1, 1), Resume(20))),
+    "pause_async": scenario(
+        replace(SMALL, async_scheduling=True, speculative=EAGLE),
+        *DRAFTED,
+        events=(Arrive(0), Pause(2, "keep"), Arrive(1, 1), Resume(9), Pause(2, "wait"), Resume(20)),
+        delays=(2,),
+    ),
+    "min_tokens": scenario(SMALL, text(5, 8, eos_at=4, min_tokens=4), text(6, 8, 1, min_tokens=8)),
+    "cache_salt": scenario(SMALL, *SALTED, events=tuple(Arrive(index, 4) for index in range(4))),
+    "skip_prefix": scenario(
+        TIGHT,
+        text(14, 3),
+        text(14, 9, skip_reading_prefix_cache=True),
+        events=(Arrive(0), Arrive(1, 4), FORCED),
     ),
 }
 """By name; legal on every release (asynchronous drafts with grammars from 0.14 on), and quiet on the newest but for the

@@ -89,12 +89,43 @@ SHOWS = {
     "free": lambda s: (
         len(steps(s)) > len(steps(replace(s, engine=replace(s.engine, async_scheduling=False))))
     ),
+    "reset": lambda s: [act.done for act in acts(s)] == [False, True, True, True] and resumed(s) == ["r0"],
+    "reset_async": lambda s: (
+        resumed(s) == ["r0", "r1"] * 2
+        and any(one.sampled and not one.outputs for one in entries(s, Delivered))
+    ),
+    "reset_spec_async": lambda s: resumed(s) == ["r0", "r1"] * 2,
+    "reset_free": lambda s: resumed(s) == ["r0", "r1"] * 2,
+    "encoder_reset": lambda s: (
+        [act.done for act in acts(s)] == [False, True]
+        and [row.request for row in rows(s) if row.encoder_inputs] == ["r0", "r1"]
+    ),
+    "encoder_reset_mid_item": lambda s: (
+        [act.what for act in acts(s)] == ["pause", "reset", "paused", "resume"]
+        and sum(0 in row.encoder_inputs for row in rows(s)) == 2
+    ),
+    "pause_abort": lambda s: (
+        told(s) == [("pause", 2), ("paused", 3), ("resume", 12)] and ends(s) == {"r1": "length"}
+    ),
+    "pause_wait": lambda s: (
+        told(s) == [("pause", 2), ("paused", 7), ("resume", 23)] and last(s, "r0") < first(s, "r1") == 23
+    ),
+    "pause_keep": lambda s: (
+        told(s) == [("pause", 2), ("paused", 2), ("resume", 23)]
+        and not any(2 <= step.iteration < 23 for step in steps(s) if step.scheduled)
+        and resumed(s) == ["r0"]
+    ),
+    "pause_async": lambda s: (
+        [act.detail for act in acts(s) if act.what == "paused"]
+        == [
+            "keep and caches",
+            "wait and caches",
+        ]
+    ),
+    "min_tokens": lambda s: ends(s) == {"r0": "stop", "r1": "length"},
+    "cache_salt": lambda s: [row.computed for row in rows(s) if row.source == "new"] == [0, 0, 0, 12],
+    "skip_prefix": lambda s: not any(row.computed for row in rows(s) if row.source != "running"),
 }
-
-
-def first(chosen, request):
-    """The iteration in which a request first runs."""
-    return next(s.iteration for s in steps(chosen) if any(row.request == request for row in s.scheduled))
 
 
 def masks(chosen):
@@ -103,6 +134,31 @@ def masks(chosen):
 
 def in_step(event):
     return isinstance(event, Abort) and event.in_step
+
+
+def acts(chosen):
+    return [entry for entry in entries(chosen, Occurred) if not entry.request]
+
+
+def told(chosen):
+    return [(act.what, act.iteration) for act in acts(chosen)]
+
+
+def resumed(chosen):
+    return [row.request for row in rows(chosen) if row.source == "resumed"]
+
+
+def scheduled(chosen, request):
+    return [s.iteration for s in steps(chosen) for row in s.scheduled if row.request == request]
+
+
+def first(chosen, request):
+    """The iteration in which a request first runs."""
+    return scheduled(chosen, request)[0]
+
+
+def last(chosen, request):
+    return scheduled(chosen, request)[-1]
 
 
 def sampled(chosen):

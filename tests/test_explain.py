@@ -234,3 +234,22 @@ def test_grammars_are_told():
 )
 def test_a_structured_request_is_told(grammar, told_of_it):
     assert told_of_it in told(scenario=replace(SCENARIO, requests=(Request(grammar=grammar),)))
+
+
+def test_an_operator_s_acts():
+    assert story(
+        Occurred(0, "reset", detail="prefix and running requests", done=True),
+        Occurred(0, "reset", detail="prefix"),
+        Occurred(1, "pause", detail="keep"),
+        Occurred(2, "paused", detail="keep and caches", done=True),
+        Occurred(2, "resume"),
+    ) == [
+        "iteration 0",
+        "reset of the cache: prefix and running requests; it is done",
+        "reset of the cache: prefix; it is refused",
+        "iteration 1",
+        "the engine is paused: keep",
+        "iteration 2",
+        "the pause is complete: keep and caches",
+        "the engine is resumed",
+    ]

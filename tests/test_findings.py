@@ -58,6 +58,26 @@ EXPECTED = {
     },
     "rejected-drafts-taken-back-twice": {"0.20.2": None, "0.33.0": None},
     "drafts-of-an-older-step": {"0.20.2": None, "0.33.0": None},
+    "reset-discards-a-token-not-yet-sampled": {
+        "0.20.2": "O8-wrong-token-14b7bfe8",
+        "0.24.0": None,
+        "0.33.0": None,
+    },
+    "reset-discards-frames-by-tokens": {
+        "0.20.2": None,
+        "0.24.0": "O8-wrong-token-14b7bfe8",
+        "0.33.0": None,
+    },
+    "min-tokens-beyond-model-length": {
+        "0.20.2": "O7-no-progress-94d9668c",
+        "0.24.0": "O7-no-progress-94d9668c",
+        "0.33.0": None,
+    },
+    "pause-does-not-wait-for-the-preempted": {
+        "0.20.2": "O12-pause-incomplete-38ba8d47",
+        "0.24.0": "O12-pause-incomplete-38ba8d47",
+        "0.33.0": "O12-pause-incomplete-38ba8d47",
+    },
 }
 STUB = {"0.12.0": {"rejected-drafts-taken-back-twice": "O13-stale-token-6441eb63"}}
 """On releases that only the tests of the device need."""
@@ -66,6 +86,8 @@ SEEN = {
         "draft-placeholders-embedded": "O1-exception-0a29c780",
         "rejected-drafts-taken-back-twice": "O8-wrong-token-14b7bfe8",
         "drafts-of-an-older-step": "O1-exception-cf2eda11",
+        "reset-discards-a-token-not-yet-sampled": "O8-wrong-token-14b7bfe8",
+        "min-tokens-beyond-model-length": "O7-no-progress-94d9668c",
     },
     "0.28.0": {"resumed-request-without-item-data": None, "draft-placeholders-embedded": None},
     "0.29.0": {"resumed-request-without-item-data": "O1-exception-5e740330"},

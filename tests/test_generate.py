@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 from fuzz.generate import FEATURES, chunk_length, generate, interesting_lengths, parse_features, restrict
 from harness.codec import decode, encode, validate
 from harness.repair import blocks_needed, repair
-from harness.scenario import Abort, Arrive, Image, Request, Scenario, part_length, prompt_length
+from harness.scenario import (
+    Abort,
+    Arrive,
+    Image,
+    Pause,
+    Request,
+    Reset,
+    Scenario,
+    part_length,
+    prompt_length,
+)
 
 ALL = frozenset(FEATURES)
 quick = settings(max_examples=100, deadline=None, derandomize=True)
@@ -41,6 +51,12 @@ def uses(scenario: Scenario, feature: str) -> bool:
         "free": engine.interleaving == "free",
         "stop": any(r.ignore_eos or r.eos_at is not None or r.stop_at is not None for r in requests),
         "grammar": any(r.grammar for r in requests),
+        "reset": any(isinstance(e, Reset) and e.cache == "prefix" for e in scenario.timeline),
+        "encoder_reset": any(isinstance(e, Reset) and e.cache == "encoder" for e in scenario.timeline),
+        "pause": any(isinstance(event, Pause) for event in scenario.timeline),
+        "min_tokens": any(r.min_tokens for r in requests),
+        "cache_salt": any(r.cache_salt for r in requests),
+        "skip_prefix": any(r.skip_reading_prefix_cache for r in requests),
         "max_model_len": any(end >= engine.max_model_len for end in ends),
     }[feature]
 

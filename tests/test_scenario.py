@@ -11,12 +11,17 @@ from fuzz.generate import FEATURES, generate
 from harness.codec import MAX_BYTES, MAX_DEPTH, ScenarioError, decode, encode, validate
 from harness.repair import blocks_needed, repair
 from harness.scenario import (
+    MAX_EVENTS,
     Abort,
     Arrive,
     Encoder,
     Engine,
+    Event,
     Image,
+    Pause,
     Request,
+    Reset,
+    Resume,
     Scenario,
     Speculative,
     Text,
@@ -45,6 +50,9 @@ requests = st.builds(
     eos_at=positions,
     stop_at=positions,
     acceptance=scripts,
+    min_tokens=lengths,
+    cache_salt=st.integers(0, 3),
+    skip_reading_prefix_cache=st.booleans(),
 )
 engines = st.builds(
     Engine,
@@ -64,14 +72,20 @@ engines = st.builds(
     encoder=st.none() | st.builds(Encoder, counts, counts, st.booleans()),
     interleaving=st.sampled_from(("engine", "free")),
 )
-events = st.one_of(st.builds(Arrive, indices, delays), st.builds(Abort, indices, delays, st.booleans()))
+events = st.one_of(
+    st.builds(Arrive, indices, delays),
+    st.builds(Abort, indices, delays, st.booleans()),
+    st.builds(Reset, delays, st.sampled_from(("prefix", "encoder")), st.booleans()),
+    st.builds(Pause, delays, st.sampled_from(("abort", "wait", "keep")), st.booleans()),
+    st.builds(Resume, delays),
+)
 scenarios = st.builds(
     Scenario,
     format=st.just(1),
     engine=engines,
     images=st.lists(counts, max_size=8).map(tuple),
     requests=st.lists(requests, max_size=4).map(tuple),
-    timeline=st.lists(events, max_size=8).map(tuple),
+    timeline=st.lists(events, max_size=12).map(tuple),
     step_delays=scripts,
 )
 """Anything that the types admit, most of it illegal."""
@@ -300,3 +314,44 @@ def test_the_canonical_form_is_for_readers():
     lines = encode(scenario).decode().splitlines()
     assert all(len(line) <= 110 for line in lines)
     assert len(lines) <= 5 + len(scenario.requests) * 8 + len(scenario.timeline) + 8
+
+
+@quick
+@given(scenarios)
+def test_who_pauses_resumes_and_pauses_do_not_nest(scenario: Scenario) -> None:
+    timeline = repair(scenario).timeline
+    what = [event for event in timeline if isinstance(event, Pause | Resume)]
+    assert all(isinstance(event, Pause) for event in what[::2])
+    assert all(isinstance(event, Resume) for event in what[1::2])
+    assert len(what) % 2 == 0
+    assert len(timeline) <= MAX_EVENTS
+
+
+FORCED = Reset(1, "encoder", reset_running_requests=True)
+TIMELINES: dict[str, tuple[tuple[Event, ...], tuple[Event, ...]]] = {
+    "a pause without an end": ((Arrive(0), Pause(2)), (Arrive(0), Pause(2), Resume())),
+    "a pause in a pause": (
+        (Pause(1), Pause(2, "keep"), Arrive(0, 3), Resume(1), Resume(4)),
+        (Pause(1), Arrive(0, 5), Resume(1)),
+    ),
+    "an encoder cache has nothing to do with running requests": ((FORCED,), (Reset(1, "encoder"),)),
+    "no room for the end": ((*(Reset(),) * 63, Pause()), (Reset(),) * 63),
+    "room for the end only": (
+        (*(Reset(),) * 62, Pause(), Reset()),
+        (*(Reset(),) * 62, Pause(), Resume()),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TIMELINES)
+def test_what_repair_makes_of_an_operator_s_acts(name: str) -> None:
+    before, after = TIMELINES[name]
+    assert repair(Scenario(1, requests=(Request(),), timeline=before)).timeline == after
+
+
+def test_min_tokens_and_what_would_end_a_request_before_them() -> None:
+    request = Request(max_tokens=4, min_tokens=9, eos_at=3, stop_at=4, ignore_eos=True)
+    repaired = repair(Scenario(1, requests=(request,))).requests[0]
+    assert repaired == Request(max_tokens=4, min_tokens=4)
+    kept = Request(max_tokens=4, min_tokens=2, eos_at=2, stop_at=3)
+    assert repair(Scenario(1, requests=(kept,))).requests == (kept,)

@@ -49,7 +49,7 @@ def late_abort(scenario: Scenario) -> bool:
 
 
 def asynchronous(scenario: Scenario) -> bool:
-    return scenario.engine.async_scheduling and bool(scenario.timeline)
+    return scenario.engine.async_scheduling and any(isinstance(event, Arrive) for event in scenario.timeline)
 
 
 def chunk_edge_at_image(scenario: Scenario) -> bool:
@@ -61,9 +61,9 @@ def chunk_edge_at_image(scenario: Scenario) -> bool:
         or engine.long_prefill_token_threshold
     ):
         return False
-    for event in scenario.timeline:
+    for arrived in (event.request for event in scenario.timeline if isinstance(event, Arrive)):
         at = 0
-        for part in scenario.requests[event.request].prompt:
+        for part in scenario.requests[arrived].prompt:
             if isinstance(part, Image) and at and at % chunk_length(engine) == 0:
                 return True
             at += part_length(part, scenario.images)
@@ -71,7 +71,8 @@ def chunk_edge_at_image(scenario: Scenario) -> bool:
 
 
 def long_output_of_the_second(scenario: Scenario) -> bool:
-    return len(scenario.timeline) > 1 and any(request.max_tokens >= 4 for request in scenario.requests[1:])
+    arrivals = sum(isinstance(event, Arrive) for event in scenario.timeline)
+    return arrivals > 1 and any(request.max_tokens >= 4 for request in scenario.requests[1:])
 
 
 ONE, SHOWS = Request(), Request(prompt=(Image(0),))

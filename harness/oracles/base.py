@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from harness.step import Step
 from harness.verdict import Level, Violation
 from harness.worker.observation import Observation
-from harness.world import Life, World
+from harness.world import Act, Life, World
 
 Sink = Callable[[Violation], None]
 
@@ -29,6 +29,9 @@ class Oracle:
 
     def aborted(self, life: Life) -> None:
         """An abort was applied (also of a request that has ended already: `life.ended` is set then)."""
+
+    def controlled(self, act: Act) -> None:
+        """A cache was reset, or a pause has completed."""
 
     def dispatched(self, step: Step) -> None:
         """`schedule()` has returned; the worker has not run the step yet."""

@@ -3,6 +3,7 @@
 from typing import ClassVar
 
 from harness.oracles.base import Oracle
+from harness.world import Act
 
 
 class Drain(Oracle):
@@ -11,24 +12,84 @@ class Drain(Oracle):
     Promised by SchedulerInterface: `get_num_unfinished_requests` counts the requests that live;
     `has_unfinished_requests` says whether there are any; `get_request_counts` splits them into running and waiting;
     `has_requests` is true while requests live or the worker has yet to be told of a finished one. The engine loop
-    sleeps, and a pause or shutdown completes, on these words.
+    sleeps, and a pause or shutdown completes, on these words. Under PAUSED_ALL nobody is unfinished to it, under
+    PAUSED_NEW only who runs (PauseState's docstring).
 
-    Ledger: 46579, 22543.
+    What an operator is told is so, too. `reset_prefix_cache` is true only if no block has a hash any more, and false
+    only while requests hold blocks. A completed pause leaves nothing in flight, none of the requests that it promised
+    to end or to wait for (PauseMode: "wait for in-flight requests to complete"), and cleared caches if that was asked.
+
+    Ledger: 46579, 22543, 34382.
     """
 
     family: ClassVar[str] = "O12"
 
     def settled(self) -> None:
         scheduler = self.world.scheduler
-        live = len(self.world.live)
+        live = self._counted()
         answers = {
             "get_num_unfinished_requests": (scheduler.get_num_unfinished_requests(), live),
             "has_unfinished_requests": (scheduler.has_unfinished_requests(), live > 0),
             "has_requests": (scheduler.has_requests(), live > 0 or bool(scheduler.finished_req_ids)),
         }
         if hasattr(scheduler, "get_request_counts"):
-            answers["get_request_counts"] = (sum(scheduler.get_request_counts()), live)
+            answers["get_request_counts"] = (sum(scheduler.get_request_counts()), len(self.world.live))
         for name, (found, expected) in answers.items():
             if found != expected:
-                message = f"{name}() says {found}; {live} requests live, so it should say {expected}"
+                message = (
+                    f"{name}() says {found}; {live} requests live and count, so it should say {expected}"
+                )
                 self.report("wrong-answer", f"Scheduler.{name}", message)
+
+    def _counted(self) -> int:
+        """Requests that live and, in a pause, that it lets finish."""
+        if self.world.paused is None:
+            return len(self.world.live)
+        if self.world.paused == "keep":
+            return 0
+        requests = self.world.scheduler.requests
+        return sum(
+            life.request in requests and requests[life.request].status.name == "RUNNING"
+            for life in self.world.live
+        )
+
+    def controlled(self, act: Act) -> None:
+        if act.what == "paused":
+            self._paused(act)
+        elif act.mode == "encoder":
+            if act.answer:
+                self._encoder_cleared("reset_encoder_cache")
+        elif act.answer:
+            self._cleared("reset_prefix_cache")
+        elif not any(blocks for _, blocks in self.world.holders()):
+            message = "reset_prefix_cache() says False, though no request holds a block"
+            self.report("wrong-answer", "reset_prefix_cache", message)
+
+    def _paused(self, act: Act) -> None:
+        if self.world.flights:
+            steps = [flight.step.index for flight in self.world.flights]
+            self.report(
+                "pause-incomplete", "in flight", f"the pause is complete, with steps {steps} in flight"
+            )
+        left = [life.request for life in self.world.live if life.request in act.begun]
+        if left and act.mode != "keep":
+            message = (
+                f"the pause ({act.mode}) is complete, but {left}, in progress when it began, have not ended"
+            )
+            self.report("pause-incomplete", act.mode, message, *left, fatal=False)
+        if act.clears:
+            self._cleared("pause_scheduler")
+            self._encoder_cleared("pause_scheduler")
+
+    def _cleared(self, who: str) -> None:
+        pool = self.world.pool
+        hashed = [block.block_id for block in pool.blocks if block.block_hash is not None]
+        if hashed or len(pool.cached_block_hash_to_block):
+            message = f"{who} has cleared the prefix cache, but blocks {hashed} can still be hit"
+            self.report("not-cleared", f"{who}: BlockPool", message)
+
+    def _encoder_cleared(self, who: str) -> None:
+        cached = sorted(self.world.scheduler.encoder_cache_manager.cached)
+        if cached:
+            message = f"{who} has cleared the encoder cache, but {cached} are still taken for cached"
+            self.report("not-cleared", f"{who}: EncoderCacheManager", message)

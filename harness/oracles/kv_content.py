@@ -14,8 +14,9 @@ class KvContent(Oracle):
     Promised by the KV cache manager: a prefix hit returns blocks whose tokens have been computed
     (`get_computed_blocks`), and a request's block table covers its computed tokens. Seen by the shadow memory at the
     step that reads: stale, foreign, unwritten and null slots, per KV cache group, inside the window where the group
-    has one. One report a step; its anchor says whether the request took the position from the prefix cache or
-    computed it itself.
+    has one. A salt belongs to what is held (`cache_salt`: "prefix cache isolation"), and what a cleared cache held is
+    gone. One report a step; its anchor says whether the request took the position from the prefix cache or computed
+    it itself. A request with `skip_reading_prefix_cache` takes nothing.
 
     Ledger: 43569, 37076, 39146, 34382 and others whose symptom is wrong tokens.
     """
@@ -28,11 +29,15 @@ class KvContent(Oracle):
         """Tokens that each request took from the prefix cache when it was last admitted."""
 
     def dispatched(self, step: Step) -> None:
-        for row in step.new:
-            self._hits[row.request] = row.computed
-        for cached in step.cached:
-            if cached.resumed:
-                self._hits[cached.request] = cached.computed
+        admitted = {row.request: row.computed for row in step.new}
+        admitted |= {row.request: row.computed for row in step.cached if row.resumed}
+        self._hits |= admitted
+        for request, hit in admitted.items():
+            if hit and self.world.references[request].request.skip_reading_prefix_cache:
+                message = (
+                    f"step {step.index}: {request} takes {hit} positions from the prefix cache, and must not"
+                )
+                self.report("cache-read-in-spite", "skip_reading_prefix_cache", message, request)
 
     def executed(self, step: Step, observations: Sequence[Observation]) -> None:
         for seen in observations:

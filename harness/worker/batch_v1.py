@@ -6,10 +6,10 @@ The order of operations and the rules are GPUModelRunner._update_states' and _pr
 the last sampled token and the drafts are known on the device only, for rows that were in the very last batch.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
-from harness.model import Reference
+from harness.model import Reference, wrong_token
 from harness.scenario import image_hash
 from harness.step import CachedRow, NewRow, Step
 from harness.worker.observation import Breach, Observation, RunnerFailure
@@ -44,11 +44,17 @@ class BatchV1:
         self.references = references
         self.async_scheduling = async_scheduling
         self.requests: dict[str, CachedRequest] = {}
+        self.returned: set[str] = set()
+        """Rows that the step in progress has put into the batch."""
         self.rows: dict[str, None] = {}
         """Request ids of the persistent batch, in row order."""
         self.prev_sampled: dict[str, list[int]] = {}
         """What the last executed step sampled on the device, for rows that are still in the batch."""
-        self.device_drafts: dict[str, list[int]] = {}
+        self.device_drafts: dict[str, list[int]] | None = None
+        self.drafted_rows = 0
+        """How many rows the device's drafts were made for."""
+        self.prev_rows: list[str] = []
+        """Rows of the last step."""
         self.corrections: dict[str, int] = {}
         """Drafts that the runner's CPU side counts as accepted, per row, until the device has told."""
         self.starts: dict[str, int] = {}
@@ -60,8 +66,8 @@ class BatchV1:
         self.observations.append(breach)
         return RunnerFailure(breach.message)
 
-    def update(self, step: Step) -> None:
-        """Applies a step's state part; also for a step without tokens."""
+    def update(self, step: Step) -> Step:
+        """Applies a step's state part; also for a step without tokens. Gives the step that is left to run."""
         self.corrections = {}
         for request in step.finished:
             self.requests.pop(request, None)
@@ -70,9 +76,13 @@ class BatchV1:
         for request in [r for r in self.rows if r not in step.scheduled or r in resumed]:
             self._remove_row(request)
         to_add = [self._add_new(row) for row in step.new]
+        dropped = set()
         for row in step.cached:
             if self._update_cached(row):
                 to_add.append(row.request)
+            elif self.traits.drops_drafts and self.async_scheduling and self.device_drafts is None:
+                dropped.add(row.request)
+        self.returned = set(to_add)
         for request in to_add:
             cached = self.requests[request]
             cached.row = [*cached.prompt, *cached.outputs]
@@ -84,6 +94,7 @@ class BatchV1:
             raise self.fail(
                 Breach("rows-differ", f"scheduled without data, or the reverse: {strays}", strays[0], True)
             )
+        return _without_drafts(step, dropped)
 
     def _remove_row(self, request: str) -> None:
         self.rows.pop(request, None)
@@ -178,16 +189,35 @@ class BatchV1:
         cached = self.requests[request]
         drafts = step.drafts.get(request, ())
         count = step.scheduled[request]
-        row = [*cached.row, *drafts]
+        lost = self.traits.drops_drafts and not self.async_scheduling and request in self.returned
+        # What the row's last user has left there is fed instead, and taken for wrong.
+        row = [*cached.row, *([wrong_token(0)] * len(drafts) if lost else drafts)]
         tokens = row[cached.computed : cached.computed + count]
         tokens += [UNRESOLVED] * (count - len(tokens))
         sampled = self.prev_sampled.get(request)
         if sampled:
             tokens[count - 1 - len(drafts)] = sampled[-1]
-            known = self.device_drafts.get(request, [])
+            known = (self.device_drafts or {}).get(request, [])
             if drafts and known:
                 tokens[count - len(drafts) :] = known[: len(drafts)]
         return tokens
+
+    def take_drafts(self, step: Step) -> None:
+        """Up to 0.13 drafts that are fed are gone, and those of which nobody is fed one stay. They are found by the row
+        that a request had in the last step, whoever they were made for."""
+        fed = [r for r in self.prev_rows if r in self.prev_sampled and step.drafts.get(r)]
+        if not self.traits.drops_drafts or not fed or self.device_drafts is None:
+            return
+        beyond = [r for r in fed if self.prev_rows.index(r) >= self.drafted_rows]
+        if beyond:
+            message = f"{beyond[0]} is to be fed drafts of an older step, which had {self.drafted_rows} rows"
+            raise self.fail(Breach("old-drafts-fed", message, beyond[0], True))
+        self.device_drafts = None
+
+    def keep_old_drafts(self, rows: Iterable[str], count: int) -> None:
+        """No drafts were made: what an earlier step has left is taken for them; wrong for all rows."""
+        if self.device_drafts is not None:
+            self.device_drafts = {request: [wrong_token(0)] * count for request in rows}
 
     def keep(self, sampled: dict[str, list[int]]) -> None:
         """What the runner keeps of a step's samples; requests whose sample is discarded have none."""
@@ -198,3 +228,16 @@ class BatchV1:
                 self.requests[request].row.extend(kept)
         if self.async_scheduling:
             self.prev_sampled = {request: tokens for request, tokens in sampled.items() if tokens}
+
+
+def _without_drafts(step: Step, requests: Collection[str]) -> Step:
+    """The step without some requests' drafts."""
+    lost = {request: len(step.drafts.get(request, ())) for request in requests}
+    if not any(lost.values()):
+        return step
+    return replace(
+        step,
+        scheduled={request: count - lost.get(request, 0) for request, count in step.scheduled.items()},
+        total=step.total - sum(lost.values()),
+        drafts={request: ids for request, ids in step.drafts.items() if request not in lost},
+    )

@@ -46,5 +46,14 @@ class Worker(Protocol):
         """Tokens that the step sampled, per row; empty lists for unfinished prefills. Known before the result by the
         stub only."""
 
+    def reset_mm_cache(self) -> None:
+        """What the executor passes on; no step depends on it."""
+
+    def reset_encoder_cache(self) -> None:
+        """Drops every encoder output."""
+
+    def forget(self) -> None:
+        """The whole KV cache becomes unwritten: no step may read what is there now."""
+
     def take_drafts(self) -> tuple[list[str], list[list[int]]] | None:
         """Request ids and drafts of the last step that had tokens."""

@@ -57,6 +57,10 @@ class KvShadow:
         """The slot of a state: the first of the first block that the table has; -1 if there is none."""
         return np.array([table[0] * self.block_size if table else -1], dtype=np.int64)
 
+    def forget(self) -> None:
+        """Everything is unwritten again."""
+        self.contents.fill(UNWRITTEN)
+
     def mismatches(self, group: int, slots: Slots, expected: Contents) -> NDArray[np.int64]:
         """Indices into `slots` at which the memory does not hold `expected`."""
         found = self.contents[slots]

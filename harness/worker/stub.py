@@ -39,6 +39,15 @@ class StubWorker:
         output = runner_output(self._sampled)
         return lambda: output
 
+    def reset_mm_cache(self) -> None:
+        """There is none."""
+
+    def reset_encoder_cache(self) -> None:
+        self.stub.reset_encoder_cache()
+
+    def forget(self) -> None:
+        self.stub.kv.forget()
+
     def take_drafts(self) -> tuple[list[str], list[list[int]]] | None:
         drafts = self.stub.take_drafts()
         return None if drafts is None else (list(drafts), [list(ids) for ids in drafts.values()])

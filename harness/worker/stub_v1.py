@@ -62,6 +62,8 @@ class StubV1:
         self.drafts_are_told = False
         self._starts: dict[str, int] = {}
         self._inputs: dict[str, list[int]] = {}
+        self._step: Step
+        """The step in progress, as the batch runs it."""
 
     @property
     def observations(self) -> list[Observation]:
@@ -81,14 +83,15 @@ class StubV1:
         self._starts, self._inputs = {}, {}
         self.kv.zero(step.zeroed)
         self.encoder_cache.difference_update(step.freed_encoder)
-        self.batch.update(step)
+        self._step = step = self.batch.update(step)
         if step.total == 0:
             return
         if step.total != sum(step.scheduled.values()):
             message = f"total_num_scheduled_tokens is {step.total}, the sum is {sum(step.scheduled.values())}"
-            self.observations.append(Breach("wrong-total", message))
+            raise self.batch.fail(Breach("wrong-total", message, fails=True))
         starts = {request: self.batch.start(request) for request in self.batch.rows}
         inputs = {request: self.batch.inputs(step, request) for request in self.batch.rows}
+        self.batch.take_drafts(step)
         self._run_encoder(step)
         for request in self.batch.rows:
             self._gather(request, self.batch.requests[request].computed, step.scheduled[request], "target")
@@ -102,6 +105,7 @@ class StubV1:
         `rows` holds masks of requests (see `masks`). RunnerFailure and `observations` as in `forward`, afresh.
         """
         self.batch.observations = []
+        step = self._step
         if step.total == 0:
             return {}
         starts = self._starts
@@ -110,9 +114,14 @@ class StubV1:
         longest = max(self.batch.requests[request].computed + step.scheduled[request] for request in starts)
         self.batch.settle(starts)
         self.batch.keep(sampled)
+        self.batch.prev_rows = list(starts)
         if self.num_spec:
             self._propose(step, starts, sampled, fits=longest + self.num_spec <= self.engine.max_model_len)
         return sampled
+
+    def reset_encoder_cache(self) -> None:
+        """GPUModelRunner.reset_encoder_cache; what was encoded has gone as if it had been evicted."""
+        self.encoder_cache.clear()
 
     # -- encoder ------------------------------------------------------------------------------------------------
 
@@ -165,6 +174,7 @@ class StubV1:
     def _write(self, request: str, start: int, tokens: list[int]) -> None:
         cached = self.batch.requests[request]
         contents = np.array(self._contents(cached.reference, start, tokens), dtype=np.uint64)
+        contents ^= np.uint64(cached.reference.salt)
         for group, (table, kind) in enumerate(zip(cached.tables, self.groups, strict=True)):
             if isinstance(kind, Mamba):
                 slots, written = self.kv.state(table), contents[-1:]
@@ -203,6 +213,7 @@ class StubV1:
                 continue
             slots = self.kv.state(table) if states else self.kv.slots(table, first, start)
             expected = np.array(cached.reference.contents[first:start], dtype=np.uint64)
+            expected ^= np.uint64(cached.reference.salt)
             wrong = self.kv.mismatches(group, slots, expected)
             if len(wrong):
                 slot = int(slots[wrong[0]])
@@ -282,7 +293,10 @@ class StubV1:
             }
         else:
             self.drafts = self._drafts_without_room(starts)
-        self.batch.device_drafts = self.drafts or {}
+        if self.drafts is None and self.traits.drops_drafts and self.engine.async_scheduling:
+            self.batch.keep_old_drafts(starts, self.num_spec)
+        else:
+            self.batch.device_drafts, self.batch.drafted_rows = self.drafts, len(starts)
         # With asynchronous scheduling the host needs them for grammars only (`_copy_draft_token_ids_to_cpu`).
         self.drafts_are_told = step.structured or not self.engine.async_scheduling
 

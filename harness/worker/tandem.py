@@ -52,7 +52,7 @@ class Tandem:
                 lambda: self.device.sample_tokens(step, None)(),
             )
             raise
-        self._device(step, lambda: self.device.execute_model(step, scheduler_output))
+        self._device(step, lambda: self.device.execute_model(step, scheduler_output), observations)
         return observations
 
     def sampled(self, step: Step) -> dict[str, list[int]]:
@@ -80,6 +80,18 @@ class Tandem:
 
         return compared
 
+    def reset_mm_cache(self) -> None:
+        self.stub.reset_mm_cache()
+        self.device.reset_mm_cache()
+
+    def reset_encoder_cache(self) -> None:
+        self.stub.reset_encoder_cache()
+        self.device.reset_encoder_cache()
+
+    def forget(self) -> None:
+        self.stub.forget()
+        self.device.forget()
+
     def take_drafts(self) -> tuple[list[str], list[list[int]]] | None:
         ours, theirs = self.stub.take_drafts(), self.device.take_drafts()
         if ours is not None and theirs is not None:
@@ -105,13 +117,16 @@ class Tandem:
         raise Disagreement(step, f"the stub raises ({failure}), the device does not")
 
     @staticmethod
-    def _device(step: Step, call: Any) -> Any:
-        """Calls the device where the stub had no reason to raise."""
+    def _device(step: Step, call: Any, observations: Sequence[Observation] = ()) -> Any:
+        """Calls the device where the stub had no reason to raise. If it raises in a step that the stub has found fault
+        with, the two agree, and what the stub has seen goes on."""
         try:
             return call()
         except HarnessError:
             raise
         except Exception as error:
+            if observations:
+                raise RunnerFailure(f"{type(error).__name__}: {error}") from error
             raise Disagreement(
                 step, f"the device raises {type(error).__name__} ({error}), the stub does not"
             ) from error

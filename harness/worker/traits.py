@@ -13,7 +13,10 @@ class Traits:
     drafts_without_room: Literal["zeros", "zeros if async", "none"] = "zeros"
     """Drafts of a step whose longest sequence leaves the drafter no room."""
     placeholders_are_clamped: bool = True
-    """Whether a placeholder (-1) that nothing has replaced is embedded as token 0 (from 0.25.1), or raises."""
+    """Whether a placeholder (-1) that nothing has replaced is embedded as token 0 (from 0.25), or raises."""
+    drops_drafts: bool = False
+    """Up to 0.13: with asynchronous scheduling rows lose their drafts if the worker has none; without, if they were
+    not in the batch of the step before."""
     counts_are_optimistic: bool = True
     """Whether, with asynchronous scheduling, the host takes all drafts for accepted until the step is over (from 0.19),
     or waits for the count of the step before."""

@@ -25,6 +25,7 @@ MODULES = {
     "EncoderCacheManager": "vllm.v1.core.encoder_cache_manager",
     "KVCacheManager": "vllm.v1.core.kv_cache_manager",
     "BlockPool": "vllm.v1.core.block_pool",
+    "EngineCoreProc": "vllm.v1.engine.core",
     "SlidingWindowManager": "vllm.v1.core.single_type_kv_cache_manager",
     "StructuredOutputManager": "vllm.v1.structured_output",
     "MambaManager": "vllm.v1.core.single_type_kv_cache_manager",

@@ -1,9 +1,12 @@
 """O12 hears every wrong answer of the API on which the engine loop sleeps and shutdowns complete."""
 
 import pytest
+from msgspec.structs import replace
 
 from harness.oracles.drain import Drain
-from oracles.faults import Fault, assert_heard, assert_quiet, faults
+from harness.scenario import Arrive, Pause, Reset, Resume
+from oracles.faults import Fault, assert_heard, assert_quiet, faults, heard, skipped
+from scenarios import PICTURE, SMALL, VISION, scenario, text
 
 pytestmark = pytest.mark.usefixtures("vllm")
 
@@ -24,6 +27,70 @@ def one_fewer(count):
     return count - 1
 
 
+def keeps_a_hash(original, pool):
+    """The prefix cache is reset, but for one block."""
+    entries = list(pool.cached_block_hash_to_block._cache.items())
+    done = original(pool)
+    if done:
+        pool.cached_block_hash_to_block._cache.update(entries[:1])
+    return done
+
+
+def claims(answer):
+    """A reset that does nothing, and says this."""
+    return lambda original, pool: answer
+
+
+def completes_at_once(original, core):
+    return True
+
+
+def not_asked(original, core, clear_cache):
+    return original(core, False)
+
+
+RESET = scenario(SMALL, text(14, 3), events=(Arrive(0), Reset(30)))
+KEEP = scenario(VISION, PICTURE, images=(6,), events=(Arrive(0), Pause(1, "keep"), Resume(9)))
+BUSY = scenario(
+    replace(SMALL, async_scheduling=True),
+    text(14, 9),
+    events=(Arrive(0), Pause(3, "keep", clear_cache=False), Resume(9)),
+)
+CLEARED = "reset_prefix_cache: BlockPool"
+RESETS = {
+    "a hash stays": Fault("BlockPool.reset_prefix_cache", keeps_a_hash, RESET, (("not-cleared", CLEARED),)),
+    "nothing is reset": Fault(
+        "BlockPool.reset_prefix_cache", claims(True), RESET, (("not-cleared", CLEARED),)
+    ),
+    "refused without reason": Fault(
+        "BlockPool.reset_prefix_cache", claims(False), RESET, (("wrong-answer", "reset_prefix_cache"),)
+    ),
+    "encoder cache stays": Fault(
+        "EncoderCacheManager.reset",
+        skipped,
+        "encoder_reset",
+        (("not-cleared", "reset_encoder_cache: EncoderCacheManager"),),
+    ),
+    "pause without what was asked": Fault(
+        "EngineCoreProc._finish_pause",
+        not_asked,
+        KEEP,
+        (
+            ("not-cleared", "pause_scheduler: BlockPool"),
+            ("not-cleared", "pause_scheduler: EncoderCacheManager"),
+        ),
+    ),
+    "pause with a step in flight": Fault(
+        "EngineCoreProc._pause_complete", completes_at_once, BUSY, (("pause-incomplete", "in flight"),)
+    ),
+    "pause that does not wait": Fault(
+        "EngineCoreProc._pause_complete",
+        completes_at_once,
+        scenario(SMALL, text(14, 6), events=(Arrive(0), Pause(2, "wait", clear_cache=False), Resume(9))),
+        (("pause-incomplete", "wait"),),
+    ),
+}
+
 COUNT, ANY = "get_num_unfinished_requests", "has_unfinished_requests"
 FAULTS = {
     "one more": Fault(f"Scheduler.{COUNT}", answer(one_more), "plain", wrong(COUNT)),
@@ -43,6 +110,14 @@ def test_is_quiet_on_legal_scenarios(legal):
     assert_quiet(Drain, legal)
 
 
-@faults(FAULTS)
+def test_a_request_that_is_preempted_under_wait_is_heard_of():
+    """PauseMode promises to wait for what is in flight; a preempted request is left behind."""
+    forced = scenario(
+        SMALL, text(14, 6), events=(Arrive(0), Reset(2, "prefix", True), Pause(0, "wait"), Resume(9))
+    )
+    assert heard(forced, Drain) == [("O12", "pause-incomplete", "wait")]
+
+
+@faults({**FAULTS, **RESETS})
 def test_hears(monkeypatch, fault):
     assert_heard(monkeypatch, Drain, fault)

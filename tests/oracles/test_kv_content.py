@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from harness.oracles.kv_content import KvContent
-from harness.scenario import Chunked, Window
+from harness.scenario import Arrive, Chunked, Reset, Window
 from oracles.faults import SCHEDULE, Fault, after, assert_heard, assert_quiet, faults
 from scenarios import SMALL, scenario, text
 
@@ -66,11 +66,39 @@ def state_of_the_other(scheduler, output):
             new.block_ids[1][:] = scheduler.kv_cache_manager.get_block_ids("r0")[1]
 
 
+def unsalted(original, scheduler, request):
+    """Block hashes are made as if there were no salts."""
+    request.cache_salt = None
+    request.block_hashes = []
+    request.update_block_hashes()
+    return original(scheduler, request)
+
+
+def reads_all_the_same(original, scheduler, request):
+    request.skip_reading_prefix_cache = False
+    return original(scheduler, request)
+
+
+def keeps_what_was_cached(original, pool):
+    """The reset says that it is done, and does nothing."""
+    return True
+
+
+AGAIN = scenario(SMALL, text(14, 3), text(14, 3), events=(Arrive(0), Reset(20), Arrive(1, 1)))
+
 FAULTS = {
     "cached blocks swapped": Fault(SCHEDULE, after(swap_cached_blocks), "prefix", HIT),
     "another request's block": Fault(SCHEDULE, after(foreign_block), "chunked", COMPUTED),
     "one position too many": Fault(SCHEDULE, after(claim_one_more), "plain", HIT),
     "hit on an unwritten block": Fault("BlockPool.get_cached_block", unwritten_hit, "prefix", HIT),
+    "salt without effect": Fault("Scheduler.add_request", unsalted, "cache_salt", HIT),
+    "hit after a reset": Fault("BlockPool.reset_prefix_cache", keeps_what_was_cached, AGAIN, HIT),
+    "hit that the request declined": Fault(
+        "Scheduler.add_request",
+        reads_all_the_same,
+        "skip_prefix",
+        (("cache-read-in-spite", "skip_reading_prefix_cache"),),
+    ),
     "window freed too early": Fault(
         "SlidingWindowManager.get_num_skipped_tokens", too_short_a_window, WINDOW, COMPUTED
     ),

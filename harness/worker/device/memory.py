@@ -16,9 +16,10 @@ from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 
 from harness import compat
+from harness.model import SEED, mix
 from harness.scenario import Chunked, Group, Window
 from harness.worker.device.config import layer, spec_of
-from harness.worker.device.integers import LIMBS, from_limbs, to_limbs
+from harness.worker.device.integers import LIMBS, from_limbs, signed, to_limbs
 
 AttentionBackend, AttentionMetadataBuilder = compat.attention_interfaces()
 
@@ -94,6 +95,8 @@ class Memory(nn.Module, AttentionLayerBase):  # type: ignore[misc]
     def __init__(self, vllm_config: Any, number: int, group: Group) -> None:
         super().__init__()
         self.layer_name = layer(number)
+        self.salt = signed(mix(SEED, number))
+        """Layers hold different things of one token, so a block of another group is seen."""
         self.group = group
         self.spec = spec_of(vllm_config, group)
         self.kv_cache: Any = torch.tensor([])
@@ -133,7 +136,9 @@ class Memory(nn.Module, AttentionLayerBase):  # type: ignore[misc]
         to = context.slot_mapping.clamp(min=0)
         block, at = to // block_size, to % block_size
         real = (context.slot_mapping >= 0).unsqueeze(1)
-        slots[block, at, :LIMBS] = torch.where(real, to_limbs(keys[: len(to)]), slots[block, at, :LIMBS])
-        found = from_limbs(slots[context.block_table.to(torch.int64)][..., :LIMBS]).flatten(1)
+        slots[block, at, :LIMBS] = torch.where(
+            real, to_limbs(keys[: len(to)] + self.salt), slots[block, at, :LIMBS]
+        )
+        found = from_limbs(slots[context.block_table.to(torch.int64)][..., :LIMBS]).flatten(1) - self.salt
         sums = torch.nn.functional.pad(found.cumsum(1), (1, 0))
         return sums, *context.rows()

@@ -145,12 +145,17 @@ class Target(_Network):
         if found is None:
             return _hidden(keys)
         sums, row, position = found
-        fingerprints = true = sums[row, position + 1]
+        true = sums[row, position + 1]
+        wrong = torch.zeros_like(true)
         for number, memory in enumerate(memories):
             first = memory.attended_from(position)
             seen, _, _ = memory(keys)
             difference = (seen[row, position + 1] - seen[row, first]) - (true - sums[row, first])
-            fingerprints = fingerprints + difference * (_SCRAMBLE + 2 * number)
+            wrong = wrong + difference * (_SCRAMBLE + 2 * number)
+        if memories:
+            # As a next layer would hand it on: what a token has read wrongly is part of the key that it leaves.
+            sums, _, _ = whole(keys + nn.functional.pad(wrong, (0, len(keys) - len(wrong))))
+        fingerprints = sums[row, position + 1]
         return _hidden(nn.functional.pad(fingerprints, (0, len(keys) - len(fingerprints))))
 
     def compute_logits(self, hidden_states: torch.Tensor, *_: Any) -> torch.Tensor:

@@ -39,9 +39,14 @@ def model_runner(engine: Engine) -> Any:
             raise Rejected(f"its model runner: {error}") from error
         runner.load_model()
         runner.initialize_kv_cache(config.kv_cache_config(engine, settings))
+    poison(runner)
+    return runner
+
+
+def poison(runner: Any) -> None:
+    """Makes all KV memory unwritten, behind whatever is in flight."""
     for cache in runner.kv_caches:
         cache.fill_(POISON)
-    return runner
 
 
 @functools.cache

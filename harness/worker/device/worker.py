@@ -54,6 +54,17 @@ class DeviceWorker:
             output = self._runner.sample_tokens(grammar_output)
         return lambda: output.get_output() if hasattr(output, "get_output") else output
 
+    def reset_mm_cache(self) -> None:
+        self._runner.reset_mm_cache()
+
+    def reset_encoder_cache(self) -> None:
+        self._runner.reset_encoder_cache()
+
+    def forget(self) -> None:
+        from harness.worker.device.runner import poison
+
+        poison(self._runner)
+
     def take_drafts(self) -> tuple[list[str], list[list[int]]] | None:
         drafts = self._runner.take_draft_token_ids()
         return None if drafts is None else (list(drafts.req_ids), list(map(list, drafts.draft_token_ids)))

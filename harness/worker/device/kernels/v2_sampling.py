@@ -45,6 +45,17 @@ def apply_grammar_bitmask(a: Arguments) -> None:
         a["logits"][at, :vocabulary][allowed.flatten()[:vocabulary] == 0] = -torch.inf
 
 
+def mask_stop_tokens(a: Arguments) -> None:
+    """sample/logit_bias.py, of which requests here have `min_tokens` only: no stop token before so many outputs."""
+    slots = a["expanded_idx_mapping"].tolist()
+    for row, (slot, position) in enumerate(zip(slots, a["pos"].tolist(), strict=False)):
+        if a["num_allowed_token_ids"][slot] or a["num_logit_bias"][slot]:
+            raise NotImplementedError("requests here have neither allowed tokens nor biases")
+        count = int(a["num_stop_token_ids"][slot])
+        if count and position + 1 < a["min_lens"][slot]:
+            a["logits"][row, a["stop_token_ids"][slot, :count].to(torch.int64)] = -torch.inf
+
+
 def gather_draft_sampled(a: Arguments) -> None:
     """spec_decode/rejection_sampler.py: the fed token of each logit; -1 for a draft before the end of a prefill."""
     at = a["logits_indices"][: a["num_logits"]]
@@ -177,6 +188,7 @@ _DRAFTS = {
 }
 STAND_INS: StandIns = {
     f"{_GPU}.structured_outputs": {"_apply_grammar_bitmask_kernel": apply_grammar_bitmask},
+    f"{_GPU}.sample.logit_bias": {"_bias_kernel": mask_stop_tokens},
     f"{_GPU}.sample.gumbel": {"_gumbel_sample_kernel": gumbel_sample},
     f"{_GPU}.spec_decode.rejection_sampler": {"_gather_draft_sampled_kernel": gather_draft_sampled},
     f"{_GPU}.spec_decode.rejection_sampler_utils": {

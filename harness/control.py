@@ -1,0 +1,109 @@
+"""What an operator does to the engine: resets, pauses, resumptions, by EngineCoreProc's own methods.
+
+A pause that finds work completes when the engine has become idle: the loop then calls `notify_idle`, as
+`EngineCoreProc._process_input_queue` does. Where the prefix cache was cleared, the worker's KV memory is made
+unwritten: weights change, or memory is given back, and nothing of it may be read again.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from harness.scenario import Control, Pause, Reset
+from harness.trace import Occurred, Trace
+from harness.worker.interface import Worker
+from harness.world import Act, World
+
+Guarded = Callable[..., Any]
+"""Calls vLLM's code; an exception is O1's."""
+
+
+class Operator:
+    """One execution's. `told` hears of each act once it is done; `ended` of each request that a pause aborts."""
+
+    def __init__(
+        self,
+        world: World,
+        worker: Worker,
+        trace: Trace,
+        guarded: Guarded,
+        told: Callable[[Act], None],
+        ended: Callable[[str], None],
+    ) -> None:
+        self._world = world
+        self._worker = worker
+        self._trace = trace
+        self._guarded = guarded
+        self._told = told
+        self._ended = ended
+        self._pending: list[tuple[Act, Future[Any]]] = []
+
+    def act(self, event: Control) -> None:
+        """An event of the timeline happens."""
+        if isinstance(event, Reset):
+            self._reset(event)
+        elif isinstance(event, Pause):
+            self._pause(event)
+        else:
+            self._trace.add(Occurred(self._world.iteration, "resume"))
+            self._world.paused = None
+            self._guarded(self._world.core.resume_scheduler)
+
+    def notify_idle(self) -> None:
+        """The engine has nothing to do: pauses complete."""
+        if not self._pending:
+            return
+        self._guarded(self._world.core._notify_idle_state_callbacks)
+        pending, self._pending = self._pending, []
+        for act, future in pending:
+            if future.done():
+                self._guarded(future.result)
+                self._paused(act)
+            else:
+                self._pending.append((act, future))
+
+    def _reset(self, event: Reset) -> None:
+        core = self._world.core
+        act = Act("reset", event.cache)
+        if event.cache == "prefix":
+            act.running = event.reset_running_requests
+            act.answer = bool(self._guarded(core.reset_prefix_cache, event.reset_running_requests))
+        elif core.scheduler.has_unfinished_requests():
+            act.answer = False  # where vLLM warns, nothing is promised: a careful operator waits
+        else:
+            self._guarded(core.reset_encoder_cache)
+            act.answer = True
+        if event.cache == "prefix" and act.answer:
+            self._worker.forget()
+        self._done(act)
+
+    def _pause(self, event: Pause) -> None:
+        core, world = self._world.core, self._world
+        act = Act(
+            "pause",
+            event.mode,
+            clears=event.clear_cache,
+            begun=tuple(life.request for life in world.live if life.outputs),
+        )
+        self._trace.add(Occurred(world.iteration, "pause", detail=act.mode))
+        world.paused = event.mode
+        future = self._guarded(core.pause_scheduler, event.mode, event.clear_cache)
+        while not core.output_queue.empty():
+            _, outputs = core.output_queue.get_nowait()
+            for output in outputs.outputs:
+                self._ended(output.request_id)
+        if future is None:
+            self._paused(act)
+        else:
+            self._pending.append((act, future))
+
+    def _paused(self, act: Act) -> None:
+        if act.clears:
+            self._worker.forget()
+        act.what, act.answer = "paused", True
+        self._done(act)
+
+    def _done(self, act: Act) -> None:
+        detail = f"{act.mode}{' and running requests' * act.running}{' and caches' * act.clears}"
+        self._trace.add(Occurred(self._world.iteration, act.what, detail=detail, done=bool(act.answer)))
+        self._told(act)
