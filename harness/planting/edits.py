@@ -72,6 +72,11 @@ def swap(old: str, new: str) -> Change:
     return change
 
 
+def either(*changes: Change) -> Change:
+    """All changes, of which releases know one or another; the number of places is their sum."""
+    return lambda function: sum([one(function) for one in changes])
+
+
 def every(*changes: Change) -> Change:
     """One change after the other; the number of places is their sum, or 0 if one finds none."""
 

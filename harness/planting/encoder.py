@@ -1,6 +1,6 @@
 """Plants around the encoder cache. Written for 0.33.0, unless a plant says another release."""
 
-from harness.planting.edits import answer, drop, follow, swap
+from harness.planting.edits import answer, drop, either, follow, swap
 from harness.planting.plant import Edit, Plant
 
 _SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
@@ -60,9 +60,15 @@ PLANTS = (
         (Edit(f"{_SCHEDULER}._reject_on_encoder_cache_embed_mismatch", answer("False")),),
     ),
     Plant(
-        "29750",
+        "29750",  # 0.12.0 to 0.23.0: what raises there reads the token's own embedding from 0.24.0 on
         "a chunk may end before an item that the drafter reads already, with the item not encoded",
-        (Edit(f"{_SCHEDULER}.schedule", swap("self.num_prefill_lookahead", "0"), count=2),),
+        (
+            Edit(
+                f"{_SCHEDULER}.schedule",
+                either(swap("1 if self.use_eagle else 0", "0"), swap("self.num_prefill_lookahead", "0")),
+                count=2,
+            ),
+        ),
     ),
     Plant(
         "23544",
