@@ -142,6 +142,7 @@ def _engine(rng: Random, weights: Weights, block_size: BlockSize, images: tuple[
         kv_cache_groups=_groups(rng, block_size) if "groups" in weights else (),
         speculative=Speculative(rng.choice(_METHODS), rng.choice(_DRAFTS)) if "spec" in weights else None,
         encoder=_encoder(rng, images) if "mm" in weights else None,
+        enable_kv_cache_events="events" in weights,
         interleaving="free" if _chance(rng, weights, "free") else "engine",
     )
     window, groups = canonical_groups(engine)  # a pool is tight for what is left of the groups
@@ -371,6 +372,7 @@ def _without_grammars(scenario: Scenario) -> Scenario:
 _OFF: dict[str, Callable[[Scenario], Scenario]] = {
     "long_prefill": _engine_field(long_prefill_token_threshold=0),
     "prefix_cache": _engine_field(enable_prefix_caching=False),
+    "events": _engine_field(enable_kv_cache_events=False),
     "priority": _engine_field(policy="fcfs"),
     "abort": _without_aborts,
     "async": _engine_field(async_scheduling=False),

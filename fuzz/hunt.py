@@ -19,7 +19,7 @@ import msgspec
 
 from fuzz import feedback
 from fuzz.corpus import read, write
-from fuzz.engines.base import engine
+from fuzz.engines.base import Engine, engine
 from fuzz.finding import minimise, seen
 from fuzz.job import Job
 from fuzz.ledger import Sign, Site
@@ -29,7 +29,7 @@ from harness.codec import encode
 from harness.execute import Result, execute
 from harness.scenario import Scenario
 from harness.target import Target, resolve
-from harness.verdict import HarnessError, Level
+from harness.verdict import HarnessError
 
 TICK_SECONDS = 0.1
 SHRINK_SECONDS = 10.0
@@ -49,16 +49,17 @@ class Quarry(msgspec.Struct, frozen=True):
     engine: str = "atheris"
     seed: int = 0
     seconds: float = 600.0
+    """Of the worker's own time on a core: what else the machine does must not decide what is found."""
 
 
 class Trophy(msgspec.Struct, frozen=True):
-    """What a hunt came back with; `result.json`. Executions and seconds are the fuzzer's: to the proof, or in all."""
+    """What a hunt came back with; `result.json`. Executions and seconds of a core are the worker's: to the proof, or all."""
 
     record: str
     vllm: str
     plant: str | None
     quiet: str
-    """Which vLLM was free of it: a release, "without the plant", or empty if none is."""
+    """Which vLLM was free of it: a release, "without the plant", the name of a mend, or empty if none is."""
     found: bool
     executions: int
     seconds: float
@@ -70,6 +71,7 @@ class Trophy(msgspec.Struct, frozen=True):
     kind: str = ""
     anchor: str = ""
     message: str = ""
+    level: str = ""
     others: int = 0
     """Candidates that proved nothing: the vLLM without the bug shows them, too, or could not say."""
     scenario: str = ""
@@ -84,17 +86,30 @@ class _Session(Session):
     signs: tuple[Sign, ...] = ()
     folder: Path
     count = 0
+    seconds = 0.0
+
+    def explore(self, engine: Engine) -> None:
+        self._began = time.process_time()
+        super().explore(engine)
+
+    def _seconds(self) -> float:
+        return time.process_time() - self._began
+
+    def over(self) -> bool:
+        self._board.spent = self._seconds()
+        return super().over() or self._seconds() >= self.seconds
 
     def _record(self, scenario: Scenario, result: Result) -> None:
         for violation in result.violations:
-            if violation.level is Level.HAZARD or not any(sign.matches(violation) for sign in self.signs):
+            if not any(sign.matches(violation) for sign in self.signs):
                 continue
             judged = len(list(self.folder.glob("*.verdict")))
             if self.count - judged >= PENDING:
                 continue
             self.count += 1
-            seconds = time.monotonic() - self._board.started
-            found = Found(violation.fingerprint, violation, scenario, int(self._board.executions), seconds, 0)
+            found = Found(
+                violation.fingerprint, violation, scenario, int(self._board.executions), self._seconds(), 0
+            )
             write(self.folder / f"{self.count:05}.json", self._encode(found))
 
 
@@ -141,7 +156,7 @@ class _Hunt:
             self._faults.append(f"{int(board.faults)} errors of our own; see harness-errors/")
         if proof is not None:
             return self._trophy(proof.executions, proof.seconds, proof)
-        return self._trophy(int(board.executions), max(0.0, board.beat - board.started))
+        return self._trophy(int(board.executions), board.spent)
 
     def _body(self, worker: Worker) -> None:
         chosen = engine(self._quarry.engine)
@@ -150,10 +165,11 @@ class _Hunt:
         session = _Session(
             self._out,
             worker.board,
-            Limits(self._quarry.seconds),
+            Limits(),
             self._quarry.features,
             seed=self._quarry.seed + worker.restarts * 1_000_003,
         )
+        session.seconds = self._quarry.seconds
         session.signs, session.folder = self._quarry.signs, self._out / "candidates"
         session.count = len(list(session.folder.glob("*.json")))
         session.explore(chosen)
@@ -227,7 +243,7 @@ class _Hunt:
             record=quarry.record,
             vllm=site.vllm,
             plant=site.plant,
-            quiet="without the plant" if site.plant else site.fixed or "",
+            quiet="without the plant" if site.plant else site.mend or site.fixed or "",
             executions=executions,
             seconds=round(seconds, 1),
             seed=quarry.seed,
@@ -248,6 +264,7 @@ class _Hunt:
                 "kind": violation.kind,
                 "anchor": violation.anchor,
                 "message": violation.message,
+                "level": violation.level,
                 "scenario": self._smallest(found),
             },
             Trophy,
@@ -261,8 +278,8 @@ def _target(vllm: str, plant: str | None = None) -> Target:
 
 def _quiet(site: Site) -> Target | None:
     """The vLLM that is free of the bug."""
-    if site.plant is not None:
-        return _target(site.vllm)
+    if site.plant is not None or site.mend is not None:
+        return _target(site.vllm, site.mend)
     return None if site.fixed is None else _target(site.fixed)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from harness.target import SUPPORTED
-from harness.verdict import Violation
+from harness.verdict import Level, Violation
 
 __all__ = ["FOLDER", "Record", "Sign", "Site", "chosen", "ids_for", "parse", "records"]
 
@@ -25,18 +25,23 @@ class _Base(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Sign(_Base, frozen=True):
-    """What an oracle would say: three globs, and the releases (both included) on which it may be this record."""
+    """What an oracle would say: three globs, and the releases (both included) on which it may be this record.
+
+    A hazard counts only where `hazard` says so.
+    """
 
     oracle: str
     kind: str = "*"
     anchor: str = "*"
+    hazard: bool = False
     first: str | None = None
     last: str | None = None
 
     def matches(self, violation: Violation) -> bool:
         """Whether a violation is such a sign, on whichever release."""
         return (
-            fnmatchcase(violation.oracle, self.oracle)
+            (self.hazard or violation.level is Level.VIOLATION)
+            and fnmatchcase(violation.oracle, self.oracle)
             and fnmatchcase(violation.kind, self.kind)
             and fnmatchcase(violation.anchor, self.anchor)
         )
@@ -53,12 +58,14 @@ class Sign(_Base, frozen=True):
 class Site(_Base, frozen=True):
     """Where to look: a release that has the bug, or one with the bug planted into it.
 
-    `fixed` is the release that must be quiet; with a plant it is the same one without; with neither, nobody is asked.
+    Who must be quiet: `fixed`, another release; the same one without the plant; or, for a bug that no release has
+    fixed, the same one with the bug mended (`mend`). With none of these nobody is asked.
     """
 
     vllm: str
     plant: str | None = None
     fixed: str | None = None
+    mend: str | None = None
 
     @property
     def name(self) -> str:
@@ -99,8 +106,8 @@ def parse(text: str) -> tuple[Record, ...]:
         if record.site and not record.sign:
             raise ValueError(f"record {record.id} has a site and no sign to look for")
         for site in record.site:
-            if site.plant is not None and site.fixed is not None:
-                raise ValueError(f"a site of record {record.id} has both a plant and a fixed release")
+            if sum(name is not None for name in (site.plant, site.fixed, site.mend)) > 1:
+                raise ValueError(f"a site of record {record.id} has more than one of plant, fixed and mend")
     ids = [record.id for record in table.record]
     if twice := sorted({name for name in ids if ids.count(name) > 1}):
         raise ValueError(f"two records are called {twice[0]!r}")

@@ -43,6 +43,8 @@ def _where(hunt: Trophy) -> str:
 
 
 def _quiet(hunt: Trophy) -> str:
+    if hunt.quiet.startswith("mend-"):
+        return "once mended"
     return hunt.quiet if hunt.plant is not None else f"on {hunt.quiet}"
 
 
@@ -86,10 +88,10 @@ def page(outcomes: Sequence[Outcome]) -> str:
 
 def _found_row(record: Record, outcome: Outcome) -> str:
     hunt = outcome.hunts[-1]
-    quiet = {"": "(no release has fixed it)"}.get(hunt.quiet, _quiet(hunt))
+    quiet = {"": "nobody was asked"}.get(hunt.quiet, _quiet(hunt))
     features = "all" if record.features == "all" else hunt.features.replace(",", ", ")
     return (
-        f"| {record.id} | {record.says} | {_where(hunt)} | `{hunt.fingerprint}` | {quiet} | {hunt.executions} "
+        f"| {record.id} | {record.says} | {_where(hunt)} | `{hunt.fingerprint}`{' (hazard)' if hunt.level == 'hazard' else ''} | {quiet} | {hunt.executions} "
         f"| {hunt.seconds:.0f} | {hunt.seed} | {features} |"
     )
 
@@ -113,10 +115,10 @@ scenario written for it takes part. {found} of {all} were found.
 *Found* means proven. The fuzzer saw a violation with a sign of the record; a fresh process on the same vLLM saw its
 fingerprint again; and a vLLM that is free of the bug ran the same scenario to its end and did not show it: the release
 that fixed it, or, where the bug was planted into a release (`--plant`, harness/planting), that release without the
-plant. Records that no release has fixed have nobody to be quiet; there the fingerprint is all there is.
+plant. For bugs that no release has fixed, it is a vLLM with the bug mended in memory (harness/planting/mends.py).
 
-Executions and seconds are the fuzzer's own until the proof, on one of two shared cores; importing vLLM (12 s), judging
-and shrinking are not in them.
+Executions and seconds are the worker's, up to the scenario that became the proof; seconds are its own time on one
+core. Importing vLLM (12 s), judging and shrinking are not in them.
 
 ## Found
 """

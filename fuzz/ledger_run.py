@@ -18,6 +18,8 @@ from fuzz.ledger_report import Outcome
 TICK_SECONDS = 0.2
 SLACK_SECONDS = 240.0 + 2 * AFTER_SECONDS
 """What a hunt takes beside its fuzzing: two imports, judging and shrinking, on a busy machine."""
+BUSY = 6.0
+"""The share of a core that a worker gets at least is one in so many."""
 
 
 class _Search:
@@ -57,7 +59,7 @@ class _Search:
         self._job = Job(
             lambda: write(folder / "result.json", msgspec.json.encode(hunt(quarry, folder))),
             folder / "log",
-            quarry.seconds + SLACK_SECONDS,
+            BUSY * quarry.seconds + SLACK_SECONDS,
         )
 
     def _trophy(self) -> Trophy:

@@ -380,6 +380,7 @@ _LIMITS = (
 _CHOICES: tuple[tuple[str, tuple[object, ...]], ...] = (
     ("block_size", (4, 8, 16, 32)),
     ("enable_prefix_caching", (False, True)),
+    ("enable_kv_cache_events", (False, True)),
     ("enable_chunked_prefill", (False, True)),
     ("policy", ("fcfs", "priority")),
     ("async_scheduling", (False, True)),

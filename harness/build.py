@@ -18,6 +18,7 @@ from typing import Any
 from harness import compat, features
 from harness.kv_groups import grouped
 from harness.model import EOS, STOP, Reference
+from harness.peers.events import Listener
 from harness.peers.grammar import Grammars
 from harness.scenario import Engine, Scenario, image_hash, request_id
 
@@ -110,7 +111,7 @@ def vllm_config(engine: Engine) -> Any:
 
     Raises Rejected if vLLM's own validation refuses the values.
     """
-    from vllm.config import CacheConfig, SchedulerConfig, VllmConfig
+    from vllm.config import CacheConfig, KVEventsConfig, SchedulerConfig, VllmConfig
 
     if os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1":
         compat.promise_triton()
@@ -150,6 +151,8 @@ def vllm_config(engine: Engine) -> Any:
     config.cache_config.enable_prefix_caching = engine.enable_prefix_caching
     config.cache_config.block_size = engine.block_size
     config.cache_config.num_gpu_blocks = engine.num_gpu_blocks
+    if engine.enable_kv_cache_events:
+        config.kv_events_config = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
     config.scheduler_config.disable_hybrid_kv_cache_manager = False  # as on a GPU
     compat.fix_kv_cache_layout(config.cache_config)
     return config
@@ -201,6 +204,8 @@ def engine_core(engine: Engine, executor: Any, grammars: Grammars | None = None)
             cache_size=engine.encoder.encoder_cache_size
         )
         core.scheduler.max_num_encoder_input_tokens = engine.encoder.max_num_encoder_input_tokens
+    if engine.enable_kv_cache_events:
+        core.scheduler.kv_event_publisher = Listener()
     core.request_block_hasher = (
         compat.block_hasher(hash_block_size or block_size, config) if engine.enable_prefix_caching else None
     )

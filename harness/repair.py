@@ -96,6 +96,8 @@ def _repair_engine(engine: Engine, images: tuple[int, ...]) -> Engine:
         long_prefill_token_threshold=min(threshold, engine.max_model_len),
         async_scheduling=asynchronous,
         encoder=encoder,
+        # Without prefix caching there is nothing to tell, and vLLM warns.
+        enable_kv_cache_events=engine.enable_kv_cache_events and engine.enable_prefix_caching,
     )
 
 

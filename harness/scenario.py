@@ -101,6 +101,7 @@ class Engine(_Base, frozen=True):
     kv_cache_groups: Annotated[tuple[Group, ...], Meta(max_length=MAX_GROUPS)] = ()
     speculative: Speculative | None = None
     encoder: Encoder | None = None
+    enable_kv_cache_events: bool = False
     interleaving: Literal["engine", "free"] = "engine"
 
 

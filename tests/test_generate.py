@@ -40,6 +40,7 @@ def uses(scenario: Scenario, feature: str) -> bool:
         "chunked_prefill": engine.enable_chunked_prefill,
         "long_prefill": engine.long_prefill_token_threshold > 0,
         "prefix_cache": engine.enable_prefix_caching,
+        "events": engine.enable_kv_cache_events,
         "preemption": engine.num_gpu_blocks <= engine.max_num_seqs * (blocks_needed(engine) - 1),
         "priority": engine.policy == "priority" or any(r.priority for r in requests),
         "abort": any(isinstance(event, Abort) for event in scenario.timeline),

@@ -16,7 +16,7 @@ def ledger(
         list[str] | None, typer.Argument(metavar="[ID]...", help="Records to look for (default: all).")
     ] = None,
     seconds: Annotated[
-        float, typer.Option("--seconds", min=0.1, help="Fuzzing for each place at most.")
+        float, typer.Option("--seconds", min=0.1, help="Of a core, for fuzzing in each place at most.")
     ] = 600.0,
     engine: EngineOption = EngineName.ATHERIS,
     seed: Seed = 0,

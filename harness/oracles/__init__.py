@@ -11,6 +11,7 @@ from harness.oracles.exceptions import Exceptions
 from harness.oracles.fences import Fences
 from harness.oracles.grammar import GrammarMasks
 from harness.oracles.kv_content import KvContent
+from harness.oracles.kv_events import KvEvents
 from harness.oracles.limits import Limits
 from harness.oracles.outputs import Outputs
 from harness.oracles.progress import Progress
@@ -31,6 +32,7 @@ ALL: tuple[type[Oracle], ...] = (
     Drain,
     Contract,
     GrammarMasks,
+    KvEvents,
 )
 
 VISIBLE: tuple[type[Oracle], ...] = (Exceptions, Progress, Outputs)

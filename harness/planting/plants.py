@@ -1,11 +1,11 @@
-"""All plants, by the id of the ledger record whose bug each brings back."""
+"""All plants, by name: the id of the ledger record whose bug each brings back, or `mend-` and what it mends."""
 
-from harness.planting import blocks, connectors, encoder, flow
+from harness.planting import blocks, connectors, encoder, flow, mends
 from harness.planting.plant import Plant
 from harness.releases import TargetError
 
 PLANTS: dict[str, Plant] = {
-    plant.name: plant for family in (encoder, flow, blocks, connectors) for plant in family.PLANTS
+    plant.name: plant for family in (encoder, flow, blocks, connectors, mends) for plant in family.PLANTS
 }
 
 
