@@ -17,6 +17,7 @@ from harness.scenario import (
     Engine,
     Group,
     Image,
+    Load,
     Mamba,
     Request,
     Scenario,
@@ -106,7 +107,7 @@ def _configuration(scenario: Scenario) -> Iterator[str]:
     lines = [
         f"  {field.name} = {_value(getattr(engine, field.name))}"
         for field in fields(Engine)
-        if field.name not in ("speculative", "encoder", "kv_cache_groups")
+        if field.name not in ("speculative", "encoder", "connector", "kv_cache_groups")
         and getattr(engine, field.name) != getattr(default, field.name)
     ]
     if engine.kv_cache_groups:
@@ -121,6 +122,10 @@ def _configuration(scenario: Scenario) -> Iterator[str]:
             f"  {name} = {_value(value)}"
             for name, value in asdict(engine.encoder).items()
             if name != "disable_chunked_mm_input" or value
+        ]
+    if engine.connector is not None:
+        lines += [
+            f"  kv_transfer_config.{name} = {value}" for name, value in asdict(engine.connector).items()
         ]
     if scenario.step_delays:
         delays = ", ".join(map(str, scenario.step_delays))
@@ -183,7 +188,24 @@ def _request(scenario: Scenario, index: int, items: Items) -> str:
     if request.grammar is not None:
         result = "fails to compile" if request.grammar.fails else "is compiled"
         told.append(f"structured: its grammar {result} after {_count(request.grammar.delay, 'iteration')}")
+    if request.load is not None:
+        told.append(_load(request.load))
+    if request.send is not None:
+        told.append(f"its blocks are sent after its end, in {_count(request.send, 'iteration')}")
     return f"  {request_id(index)}  {'; '.join(told)}"
+
+
+def _load(load: Load) -> str:
+    told = f"the connector finds [0, {load.tokens}) outside"
+    if load.undecided:
+        told += f", knows so after {_count(load.undecided, 'question')}"
+    told += (
+        f", loads in {_count(load.latency, 'iteration')}" if load.load_kv_async else ", loads within the step"
+    )
+    if load.failed:
+        told += f", and fails on loaded {'block' if len(load.failed) == 1 else 'blocks'} "
+        told += ", ".join(map(str, load.failed))
+    return told
 
 
 # -- the story --------------------------------------------------------------------------------------------------------
@@ -212,8 +234,21 @@ def _story(scenario: Scenario, result: Result, items: Items) -> Iterator[str]:
 
 def _is_idle(entry: Entry) -> bool:
     if isinstance(entry, Dispatched):
-        return not (entry.scheduled or entry.finished or entry.preempted or entry.freed_encoder)
-    return isinstance(entry, Delivered) and not (entry.sampled or entry.outputs or entry.ended)
+        return not (
+            entry.scheduled
+            or entry.finished
+            or entry.preempted
+            or entry.freed_encoder
+            or entry.loads
+            or entry.sends
+        )
+    return isinstance(entry, Delivered) and not _says(entry)
+
+
+def _says(entry: Delivered) -> bool:
+    return bool(
+        entry.sampled or entry.outputs or entry.ended or entry.received or entry.sent or entry.invalid_blocks
+    )
 
 
 def _told(scenario: Scenario, entry: Entry, items: Items, violations: dict[str, Violation]) -> Iterator[str]:
@@ -226,7 +261,7 @@ def _told(scenario: Scenario, entry: Entry, items: Items, violations: dict[str, 
     elif isinstance(entry, Dispatched):
         yield from _step(scenario, entry, items)
     elif isinstance(entry, Delivered):
-        yield f"  update of step {entry.step}{'' if entry.sampled or entry.outputs or entry.ended else ': nothing'}"
+        yield f"  update of step {entry.step}{'' if _says(entry) else ': nothing'}"
         yield from _update(entry)
     elif isinstance(entry, Compiled):
         yield f"  the grammar of {entry.request} {'cannot be compiled' if entry.failed else 'is compiled'}"
@@ -255,9 +290,13 @@ def _step(scenario: Scenario, entry: Dispatched, items: Items) -> Iterator[str]:
         ("preempted", entry.preempted),
         ("worker drops the encoder output of", entry.freed_encoder),
         ("worker is told the end of", entry.finished),
+        ("begins to be sent", entry.sends),
     ):
         if names:
             yield f"    {what}: {', '.join(names)}"
+    for load in entry.loads:
+        how = "begins to be loaded" if load.asynchronous else "is loaded"
+        yield f"    {how}: {load.request} at [{load.start}, {load.stop})"
     yield f"    then {_state(scenario, entry)}"
 
 
@@ -315,6 +354,13 @@ def _update(entry: Delivered) -> Iterator[str]:
             told = f"gets {_tokens(given)}, of {_tokens(tokens)} sampled"
         end = f"; it ends: {ended[request]}" if request in ended else ""
         yield f"    {request} {told}{end}"
+    for what, names in (
+        ("load is over", entry.received),
+        ("send is over", entry.sent),
+        ("blocks whose load failed", tuple(map(str, entry.invalid_blocks))),
+    ):
+        if names:
+            yield f"    {what}: {', '.join(names)}"
 
 
 def _tokens(tokens: tuple[int, ...]) -> str:

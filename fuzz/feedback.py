@@ -54,6 +54,8 @@ class View:
     """With the number of steps in flight."""
     compiled: list[tuple[bool, int]] = field(default_factory=list)
     """(failed, steps in flight)."""
+    reports: list[tuple[Delivered, int]] = field(default_factory=list)
+    """Updates in which a connector reported something, with the steps in flight."""
     histories: dict[str, list[int]] = field(default_factory=dict)
     """Statuses of each request, repetitions left out."""
 
@@ -79,6 +81,8 @@ def view(trace: Trace) -> View:
                 if request not in now and history[-1] in (_NEW, _RUNNING, _DRAFTING, _RESUMED, _ENCODING):
                     history.append(_SKIPPED)
         elif isinstance(entry, Delivered):
+            if entry.received or entry.sent or entry.invalid_blocks:
+                out.reports.append((entry, in_flight))
             drafts = pending.pop(entry.step, {})
             for request, tokens in entry.sampled if drafts else ():
                 if request in drafts:
@@ -204,6 +208,26 @@ def _transitions(seen: View) -> Iterator[int]:
             yield _STATUSES * (_STATUSES * one + two) + three
 
 
+def _transfers(seen: View) -> Iterator[int]:
+    """What of a connector began with a step, and what met it."""
+    for step in seen.steps:
+        if step.loads or step.sends:
+            asynchronous = any(load.asynchronous for load in step.loads)
+            kind = 4 * bool(step.sends) + 2 * asynchronous + any(not load.asynchronous for load in step.loads)
+            full = step.free_blocks * 4 < step.num_blocks
+            yield 16 * kind + 8 * full + 4 * bool(step.preempted) + min(3, step.in_flight)
+
+
+def _reports(seen: View) -> Iterator[int]:
+    """What a connector reported, by how many steps were in flight; 4 of each at most."""
+    for entry, flights in seen.reports:
+        kinds = (len(entry.received), len(entry.sent), len(entry.invalid_blocks))
+        number = 0
+        for count in kinds:
+            number = 4 * number + min(3, count)
+        yield 4 * number + min(3, flights)
+
+
 class Feature(NamedTuple):
     """A family of features: `function` yields numbers below `size`."""
 
@@ -232,6 +256,10 @@ TABLE: tuple[Feature, ...] = (
     ),
     Feature("transitions", "two status transitions of a request in a row", _STATUSES**3, _transitions),
     Feature("controls", "what the operator did, and to what kind of state", 16 * 20, _controls),
+    Feature(
+        "transfers", "a connector's loads and sends that begin, and how tight blocks are", 128, _transfers
+    ),
+    Feature("reports", "a connector's loads and sends that are over, and failures", 256, _reports),
 )
 SIZE = sum(feature.size for feature in TABLE)
 

@@ -106,6 +106,10 @@ def features_of(scenario: Scenario) -> list[str]:
         "encoder resets": any(isinstance(e, Reset) and e.cache == "encoder" for e in events),
         "pauses": any(isinstance(e, Pause) for e in events),
         "min_tokens": any(request.min_tokens for request in scenario.requests),
+        "connector": engine.connector is not None,
+        "loads": any(request.load for request in scenario.requests),
+        "failing loads": any(request.load and request.load.failed for request in scenario.requests),
+        "sends": any(request.send is not None for request in scenario.requests),
     }
     if engine.speculative is not None:
         has[engine.speculative.method] = True

@@ -22,6 +22,7 @@ from harness.scenario import (
     Abort,
     Arrive,
     Chunked,
+    Connector,
     Encoder,
     Engine,
     Event,
@@ -29,6 +30,7 @@ from harness.scenario import (
     Grammar,
     Group,
     Image,
+    Load,
     Mamba,
     Part,
     Pause,
@@ -67,6 +69,16 @@ _IN_ROOM = 0.97
 """Share of requests whose min_tokens the model length allows: up to 0.28 vLLM hangs on all others."""
 DELAYS = (*(0, 0, 0, 0, 1, 1, 2, 3, 4) * 8, 8, 16)
 """Mostly few iterations, so that requests meet; one event in 37 waits until everything before it has drained."""
+
+
+KV_ROLES: tuple[Literal["kv_both", "kv_consumer", "kv_producer"], ...] = (
+    "kv_both",
+    "kv_both",
+    "kv_consumer",
+    "kv_producer",
+)
+_LATENCIES = (0, 0, 1, 1, 2, 2, 3, 4, 6, 12)
+"""Iterations of a transfer: about as long as others take to run, to end, and to take the blocks."""
 
 
 def parse_features(text: str) -> frozenset[str]:
@@ -143,6 +155,7 @@ def _engine(rng: Random, weights: Weights, block_size: BlockSize, images: tuple[
         speculative=Speculative(rng.choice(_METHODS), rng.choice(_DRAFTS)) if "spec" in weights else None,
         encoder=_encoder(rng, images) if "mm" in weights else None,
         enable_kv_cache_events="events" in weights,
+        connector=_connector(rng, weights) if "connector" in weights else None,
         interleaving="free" if _chance(rng, weights, "free") else "engine",
     )
     window, groups = canonical_groups(engine)  # a pool is tight for what is left of the groups
@@ -185,6 +198,13 @@ def _encoder(rng: Random, images: tuple[int, ...]) -> Encoder:
         max_num_encoder_input_tokens=max(longest, _near(rng, longest, longest, two, 64)),
         encoder_cache_size=max(longest, _near(rng, longest, longest, two, two, sum(images))),
         disable_chunked_mm_input=rng.random() < 0.25,
+    )
+
+
+def _connector(rng: Random, weights: Weights) -> Connector:
+    return Connector(
+        kv_role=rng.choice(KV_ROLES),
+        kv_load_failure_policy="fail" if _chance(rng, weights, "load_failure_policy") else "recompute",
     )
 
 
@@ -261,6 +281,21 @@ def _answers(rng: Random, weights: Weights, engine: Engine, request: Request, ro
         stop_at=rng.randrange(request.max_tokens) if _chance(rng, weights, "stop") else None,
         acceptance=tuple(rng.randint(0, drafts) for _ in range(rng.randint(0, 5))) if drafts else (),
         grammar=new_grammar(rng) if _chance(rng, weights, "grammar") else None,
+        load=new_load(rng, weights, engine) if _chance(rng, weights, "connector") else None,
+        send=rng.choice(_LATENCIES) if rng.random() < 0.5 and _chance(rng, weights, "connector") else None,
+    )
+
+
+def new_load(rng: Random, weights: Weights, engine: Engine) -> Load:
+    """What is found outside: often all of the prompt (more is repaired to that), or whole blocks of it."""
+    length = rng.choice((MAX_MODEL_LEN, rng.randint(1, 24), engine.block_size * rng.randint(1, 6)))
+    fails = "failed_load" in weights and rng.random() < 0.6
+    return Load(
+        tokens=length,
+        load_kv_async=rng.random() < 0.7,
+        latency=rng.choice(_LATENCIES),
+        failed=tuple(sorted(set(rng.choices(range(5), k=rng.randint(1, 3))))) if fails else (),
+        undecided=rng.choice((0, 0, 0, 0, 1, 3)),
     )
 
 
@@ -360,6 +395,29 @@ def _request_field(**values: object) -> Callable[[Scenario], Scenario]:
     return turn_off
 
 
+def _without_connector(scenario: Scenario) -> Scenario:
+    return replace(scenario, engine=replace(scenario.engine, connector=None))
+
+
+def _without_failed_loads(scenario: Scenario) -> Scenario:
+    requests = (replace(r, load=replace(r.load, failed=()) if r.load else None) for r in scenario.requests)
+    return replace(scenario, requests=tuple(requests))
+
+
+def _without_failure_policy(scenario: Scenario) -> Scenario:
+    connector = scenario.engine.connector
+    if connector is None:
+        return scenario
+    recompute = replace(connector, kv_load_failure_policy="recompute")
+    return replace(scenario, engine=replace(scenario.engine, connector=recompute))
+
+
+def _without_hybrid_connector(scenario: Scenario) -> Scenario:
+    """The connector stays."""
+    window = 0 if scenario.engine.connector else scenario.engine.sliding_window
+    return replace(scenario, engine=replace(scenario.engine, sliding_window=window))
+
+
 def _without_stops(scenario: Scenario) -> Scenario:
     requests = (replace(r, ignore_eos=False, eos_at=None, stop_at=None) for r in scenario.requests)
     return replace(scenario, requests=tuple(requests))
@@ -389,6 +447,10 @@ _OFF: dict[str, Callable[[Scenario], Scenario]] = {
     "min_tokens": _request_field(min_tokens=0),
     "cache_salt": _request_field(cache_salt=0),
     "skip_prefix": _request_field(skip_reading_prefix_cache=False),
+    "connector": _without_connector,
+    "failed_load": _without_failed_loads,
+    "load_failure_policy": _without_failure_policy,
+    "hybrid_connector": _without_hybrid_connector,
     # These three read what the others leave: lengths, then the budget that a length asks for, then blocks for both.
     "max_model_len": _within_model_len,
     "chunked_prefill": _engine_field(enable_chunked_prefill=False, long_prefill_token_threshold=0),

@@ -53,7 +53,7 @@ class Quarry(msgspec.Struct, frozen=True):
 
 
 class Trophy(msgspec.Struct, frozen=True):
-    """What a hunt came back with; `result.json`. Executions and seconds of a core are the worker's: to the proof, or all."""
+    """What a hunt came back with; `result.json`. What it took, in executions and seconds of a core: the worker's."""
 
     record: str
     vllm: str

@@ -22,11 +22,13 @@ from fuzz.edits import (
 from fuzz.generate import (
     DELAYS,
     FEATURES,
+    KV_ROLES,
     chunk_length,
     draw_weights,
     interesting_lengths,
     new_grammar,
     new_group,
+    new_load,
     new_pause,
     new_request,
     new_reset,
@@ -42,6 +44,7 @@ from harness.scenario import (
     Abort,
     Arrive,
     Chunked,
+    Connector,
     Encoder,
     Event,
     Image,
@@ -215,6 +218,55 @@ def change_encoder(rng: Random, scenario: Scenario) -> Scenario:
     sums = [one + other for one in (0, *scenario.images) for other in scenario.images] or [64]
     value = _tweak(rng, rng.choice((getattr(old, name), *sums)), 1, MAX_MODEL_LEN)
     return _engine(scenario, encoder=replace(old, **{name: value}))
+
+
+def change_connector(rng: Random, scenario: Scenario) -> Scenario:
+    """A connector, other words for it, or none."""
+    old = scenario.engine.connector
+    if old is not None and rng.random() < 0.2:
+        return _engine(scenario, connector=None)
+    return _engine(scenario, connector=Connector(rng.choice(KV_ROLES), rng.choice(("recompute", "fail"))))
+
+
+def change_load(rng: Random, scenario: Scenario) -> Scenario:
+    """A load, none, or one number of it."""
+
+    def edit(request: Request) -> Request:
+        if request.load is None:
+            weights = {"failed_load": 0.25}
+            return replace(request, load=new_load(rng, weights, scenario.engine))
+        load = request.load
+        value: object
+        match rng.choice(("tokens", "load_kv_async", "latency", "failed", "undecided", "none")):
+            case "tokens":
+                name, value = "tokens", _tweak(rng, rng.choice((load.tokens, *edges)), 1, MAX_MODEL_LEN)
+            case "load_kv_async":
+                name, value = "load_kv_async", not load.load_kv_async
+            case "latency":
+                name, value = "latency", _tweak(rng, load.latency, 0, MAX_DELAY)
+            case "failed":
+                name, value = "failed", _change_script(rng, load.failed, 5)
+            case "undecided":
+                name, value = "undecided", _tweak(rng, load.undecided, 0, 8)
+            case _:
+                return replace(request, load=None)
+        return replace(request, load=replace(load, **{name: value}))
+
+    edges = interesting_lengths(scenario.engine, scenario.images) or (1,)
+    if scenario.engine.connector is None:
+        scenario = _engine(scenario, connector=Connector())
+    return any_request(rng, scenario, edit)
+
+
+def change_send(rng: Random, scenario: Scenario) -> Scenario:
+    if scenario.engine.connector is None:
+        scenario = _engine(scenario, connector=Connector())
+
+    def edit(request: Request) -> Request:
+        drop = request.send is not None and rng.random() < 0.3
+        return replace(request, send=None if drop else _tweak(rng, request.send or 0, 0, MAX_DELAY))
+
+    return any_request(rng, scenario, edit)
 
 
 def split_text(rng: Random, scenario: Scenario) -> Scenario:

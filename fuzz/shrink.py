@@ -18,10 +18,12 @@ from harness.repair import repair
 from harness.scenario import (
     Abort,
     Arrive,
+    Connector,
     Encoder,
     Engine,
     Grammar,
     Image,
+    Load,
     Request,
     Scenario,
     Speculative,
@@ -130,7 +132,9 @@ def size(scenario: Scenario) -> tuple[Any, ...]:
     encoded = msgspec.json.encode(scenario)
     delays = [event.delay for event in timeline]
     delays += [request.grammar.delay for request in requests if request.grammar is not None]
+    loads = [request.load for request in requests if request.load is not None]
     scripts = [scenario.step_delays, *(request.acceptance for request in requests)]
+    scripts += [load.failed for load in loads]
     return (
         len(requests),
         len(timeline),
@@ -145,7 +149,9 @@ def size(scenario: Scenario) -> tuple[Any, ...]:
         sum(scenario.images),
         sum(_numbers(engine)),
         sum(abs(request.priority) + (request.eos_at or 0) + (request.stop_at or 0) for request in requests)
-        + sum(request.min_tokens + request.cache_salt for request in requests),
+        + sum(request.min_tokens + request.cache_salt for request in requests)
+        + sum(load.tokens + load.latency + load.undecided for load in loads)
+        + sum(request.send or 0 for request in requests),
         sum(text.stream + text.start for text in texts),
         _disorder(arrivals) + _disorder(list(dict.fromkeys(shown))),
         len(encoded),
@@ -158,7 +164,7 @@ def _changed(value: Any, default: Any) -> int:
     count = 0
     for name in value.__struct_fields__:
         one = getattr(value, name)
-        if isinstance(one, Encoder | Grammar | Speculative):
+        if isinstance(one, Connector | Encoder | Grammar | Load | Speculative):
             count += 1 + _changed(one, type(one)())
         elif name == "kv_cache_groups":
             count += len(one)
@@ -170,7 +176,7 @@ def _changed(value: Any, default: Any) -> int:
 def _numbers(value: Any) -> Iterator[int]:
     for name in value.__struct_fields__:
         number = getattr(value, name)
-        if isinstance(number, Encoder | Speculative):
+        if isinstance(number, Encoder | Speculative | Connector):
             yield from _numbers(number)
         elif name == "kv_cache_groups":
             yield from (size for group in number for size in _numbers(group))

@@ -32,6 +32,7 @@ from harness.scenario import (
     Grammar,
     Group,
     Image,
+    Load,
     Pause,
     Request,
     Reset,
@@ -196,6 +197,12 @@ def _default_details(current: Scenario) -> Generator[Scenario, Scenario, None]:
             current = yield put(current, ("requests", i, "grammar"), Grammar())
             current = yield put(current, ("requests", i, "grammar", "fails"), False)
         current = yield from _drop_items(current, ("requests", i, "acceptance"))
+        if current.requests[i].load is not None:
+            for name in ("load_kv_async", "latency", "failed", "undecided"):
+                default = getattr(Load(), name)
+                if current.requests[i].load is not None:
+                    current = yield put(current, ("requests", i, "load", name), default)
+            current = yield from _drop_items(current, ("requests", i, "load", "failed"))
 
 
 def _simple_events(current: Scenario) -> Generator[Scenario, Scenario, None]:
@@ -236,6 +243,13 @@ def _places(scenario: Scenario) -> list[Place]:
         names = ("priority", "eos_at", "stop_at", "min_tokens", "cache_salt")
         places += [(("requests", i, name), 0) for name in names]
         places += [(("requests", i, "acceptance", j), 0) for j in range(len(request.acceptance))]
+        places.append((("requests", i, "send"), 0))
+        if request.load is not None:
+            places += [
+                (("requests", i, "load", name), floor)
+                for name, floor in (("tokens", 1), ("latency", 0), ("undecided", 0))
+            ]
+            places += [(("requests", i, "load", "failed", j), 0) for j in range(len(request.load.failed))]
     places += [(("images", i), 1) for i in range(len(scenario.images))]
     places += [(("timeline", at, "delay"), 0) for at in range(len(scenario.timeline))]
     places += [(("step_delays", at), 0) for at in range(len(scenario.step_delays))]

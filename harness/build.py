@@ -20,7 +20,7 @@ from harness.kv_groups import grouped
 from harness.model import EOS, STOP, Reference
 from harness.peers.events import Listener
 from harness.peers.grammar import Grammars
-from harness.scenario import Engine, Scenario, image_hash, request_id
+from harness.scenario import Connector, Engine, Scenario, image_hash, request_id
 
 
 class Rejected(Exception):
@@ -116,6 +116,9 @@ def vllm_config(engine: Engine) -> Any:
     if os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1":
         compat.promise_triton()
     encoder = engine.encoder
+    connector: dict[str, Any] = {}  # its default is no constant in every release
+    if engine.connector is not None:
+        connector["kv_transfer_config"] = kv_transfer_config(engine.connector)
     try:
         scheduler_config = compat.construct(
             SchedulerConfig,
@@ -139,6 +142,7 @@ def vllm_config(engine: Engine) -> Any:
             cache_config=cache_config,
             parallel_config=_parallel_config(),
             device_config=_device_config(),
+            **connector,
         )
     except (ValueError, AssertionError, NotImplementedError) as error:
         raise Rejected(" ".join(str(error).split())[:400]) from error
@@ -156,6 +160,21 @@ def vllm_config(engine: Engine) -> Any:
     config.scheduler_config.disable_hybrid_kv_cache_manager = False  # as on a GPU
     compat.fix_kv_cache_layout(config.cache_config)
     return config
+
+
+def kv_transfer_config(connector: Connector) -> Any:
+    """vLLM's KVTransferConfig, which names our connector by its module."""
+    from vllm.config import KVTransferConfig
+
+    return compat.construct(
+        KVTransferConfig,
+        kv_connector="ScriptedConnector",
+        kv_connector_module_path="harness.peers.kv_connector",
+        kv_role=connector.kv_role,
+        kv_load_failure_policy=connector.kv_load_failure_policy,
+        kv_buffer_device="cpu",
+        engine_id="schedfuzz",  # the default is random
+    )
 
 
 def kv_cache_config(engine: Engine) -> Any:
@@ -206,9 +225,8 @@ def engine_core(engine: Engine, executor: Any, grammars: Grammars | None = None)
         core.scheduler.max_num_encoder_input_tokens = engine.encoder.max_num_encoder_input_tokens
     if engine.enable_kv_cache_events:
         core.scheduler.kv_event_publisher = Listener()
-    core.request_block_hasher = (
-        compat.block_hasher(hash_block_size or block_size, config) if engine.enable_prefix_caching else None
-    )
+    hashes = engine.enable_prefix_caching or engine.connector is not None
+    core.request_block_hasher = compat.block_hasher(hash_block_size or block_size, config) if hashes else None
     core.use_spec_decode = core.check_for_draft_tokens = engine.speculative is not None
     core.async_scheduling = engine.async_scheduling
     core.batch_queue_size = 2 if engine.async_scheduling else 1

@@ -22,6 +22,20 @@ def _engine_core_has(name: str) -> bool:
     return hasattr(optional("vllm.v1.engine.core", "EngineCore"), name)
 
 
+def _has_load_failure_policy() -> bool:
+    from vllm.config import KVTransferConfig
+
+    return "kv_load_failure_policy" in accepts(KVTransferConfig)
+
+
+@functools.cache
+def loads_are_whole_blocks() -> bool:
+    """Whether the scheduler takes an asynchronous load for all slots of the blocks of one group; up to 0.17."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    return "block_ids" in Scheduler._update_waiting_for_remote_kv.__code__.co_varnames
+
+
 _PRESENT: Mapping[str, tuple[Callable[[], bool], str]] = {
     "groups": (
         lambda: _any_mixture_of_groups(),
@@ -34,6 +48,11 @@ _PRESENT: Mapping[str, tuple[Callable[[], bool], str]] = {
     "encoder_reset": (
         lambda: _engine_core_has("reset_encoder_cache"),
         "EngineCore.reset_encoder_cache (from 0.16)",
+    ),
+    "load_failure_policy": (_has_load_failure_policy, "KVTransferConfig has no kv_load_failure_policy"),
+    "hybrid_connector": (
+        lambda: not loads_are_whole_blocks(),
+        "the scheduler takes a connector's asynchronous load for one of a single KV cache group",
     ),
 }
 """Optional features (harness.features) by name: whether the loaded vLLM has it, and what it must have for that."""
@@ -146,6 +165,26 @@ def lone_request_has_no_threshold() -> bool:
     from vllm.v1.core.sched.scheduler import Scheduler
 
     return "num_eligible_reqs" in Scheduler.schedule.__code__.co_varnames
+
+
+def blocks_reserved_for_decoding(scheduler: Any) -> int:
+    """Blocks that must be free beside an asynchronous load's own: none up to 0.30, a method in 0.31, then a number."""
+    reserved = getattr(scheduler, "_spec_decode_step_blocks", 0)
+    return int(reserved() if callable(reserved) else reserved)
+
+
+def transfer_results(sent: set[str], received: set[str]) -> Any:
+    """What a connector's worker side answers from 0.30 on, where `get_finished` answered before."""
+    results = optional("vllm.distributed.kv_transfer.kv_connector.v1.base", "KVConnectorTransferResults")
+    return results(finished_sending=sent, finished_recving=received)
+
+
+@functools.cache
+def transfers_keep_the_engine_awake() -> bool:
+    """Whether ended requests whose blocks a connector's transfer holds count in `Scheduler.has_requests`."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    return "connector" in Scheduler.has_finished_requests.__code__.co_names
 
 
 @functools.cache

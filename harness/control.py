@@ -3,6 +3,9 @@
 A pause that finds work completes when the engine has become idle: the loop then calls `notify_idle`, as
 `EngineCoreProc._process_input_queue` does. Where the prefix cache was cleared, the worker's KV memory is made
 unwritten: weights change, or memory is given back, and nothing of it may be read again.
+
+Beside transfers of a KV connector vLLM refuses to clear the cache ("not supported yet"): a call fails, and no more.
+Up to 0.30 a pause that waits fails in the engine's loop instead; that it dies there is not called a finding either.
 """
 
 from collections.abc import Callable
@@ -16,6 +19,18 @@ from harness.world import Act, World
 
 Guarded = Callable[..., Any]
 """Calls vLLM's code; an exception is O1's."""
+
+_REFUSED = object()
+"""What a call returns that fails because of a connector's transfers."""
+
+
+def _unless_refused(call: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return call(*arguments)
+    except RuntimeError as error:
+        if "requests waiting for remote KV transfer, which is not supported yet" not in str(error):
+            raise
+        return _REFUSED
 
 
 class Operator:
@@ -53,21 +68,31 @@ class Operator:
         """The engine has nothing to do: pauses complete."""
         if not self._pending:
             return
-        self._guarded(self._world.core._notify_idle_state_callbacks)
+        core = self._world.core
+        dies = self._ask(core._notify_idle_state_callbacks) is _REFUSED
+        if dies:
+            core._idle_state_callbacks.clear()
         pending, self._pending = self._pending, []
         for act, future in pending:
             if future.done():
-                self._guarded(future.result)
-                self._paused(act)
+                self._completed(act, self._ask(future.result))
+            elif dies:
+                self._completed(act, _REFUSED)
             else:
                 self._pending.append((act, future))
+
+    def _ask(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """vLLM's answer, or _REFUSED."""
+        if self._world.external is None:
+            return self._guarded(call, *arguments)
+        return self._guarded(_unless_refused, call, *arguments)
 
     def _reset(self, event: Reset) -> None:
         core = self._world.core
         act = Act("reset", event.cache)
         if event.cache == "prefix":
             act.running = event.reset_running_requests
-            act.answer = bool(self._guarded(core.reset_prefix_cache, event.reset_running_requests))
+            act.answer = self._ask(core.reset_prefix_cache, event.reset_running_requests) is True
         elif core.scheduler.has_unfinished_requests():
             act.answer = False  # where vLLM warns, nothing is promised: a careful operator waits
         else:
@@ -87,20 +112,21 @@ class Operator:
         )
         self._trace.add(Occurred(world.iteration, "pause", detail=act.mode))
         world.paused = event.mode
-        future = self._guarded(core.pause_scheduler, event.mode, event.clear_cache)
+        future = self._ask(core.pause_scheduler, event.mode, event.clear_cache)
         while not core.output_queue.empty():
             _, outputs = core.output_queue.get_nowait()
             for output in outputs.outputs:
                 self._ended(output.request_id)
-        if future is None:
-            self._paused(act)
-        else:
+        if isinstance(future, Future):
             self._pending.append((act, future))
+        else:
+            self._completed(act, future)
 
-    def _paused(self, act: Act) -> None:
-        if act.clears:
+    def _completed(self, act: Act, answer: object) -> None:
+        """A pause is complete, or cannot clear the caches; requests are held in either case."""
+        act.what, act.answer = "paused", answer is not _REFUSED
+        if act.clears and act.answer:
             self._worker.forget()
-        act.what, act.answer = "paused", True
         self._done(act)
 
     def _done(self, act: Act) -> None:

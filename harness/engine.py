@@ -72,6 +72,8 @@ class Run:
         self.grammars = Grammars(self.references)
         self.core = build.engine_core(scenario.engine, Executor(self), self.grammars)
         self.world = World(scenario, self.references, self.core, self.grammars.ready)
+        if self.world.external is not None:
+            self.core.scheduler.connector.external = self.world.external
         self.worker = _worker(kind, scenario, self.references)
         self.trace = Trace()
         self.operator = Operator(
@@ -271,10 +273,10 @@ class Run:
 
     def _free_update(self) -> None:
         """The oldest result reaches the scheduler."""
-        output, self.arriving = self._free_queue.popleft()
+        output, flight = self._free_queue.popleft()
+        result = self.take(flight)
         compat.process_aborts(self.core)
-        outputs = self.core.scheduler.update_from_output(output, self.arriving.output())
-        self._updated(outputs)
+        self._updated(self.core.scheduler.update_from_output(output, result))
 
     # -- the seams ----------------------------------------------------------------------------------------------
 
@@ -284,17 +286,22 @@ class Run:
         self.steps += 1
         delays = self.scenario.step_delays or (DEFAULT_DELAY,)
         flight = Flight(step, self.world.iteration + delays[step.index % len(delays)])
+        if self.world.external is not None and step.orders is not None:
+            self.world.external.started(step.orders, step.iteration)
         self.trace.add(record.dispatched(self.world, step))
         self._each("dispatched", step)
         self._stop_if_fatal()
+        self.world.executing = flight
         try:
             observations = self.worker.execute_model(step, scheduler_output)
         except RunnerFailure:
             self._each("executed", step, self.worker.observations)
             self._stop_if_fatal()
             raise
+        flight.transfers = self.worker.transfers
         self._each("executed", step, observations)
         self._stop_if_fatal()
+        self.world.executing = None
         self.world.flights.append(flight)
         if not step.total:
             self.sample(flight, None)
@@ -310,9 +317,18 @@ class Run:
             self._each("executed", flight.step, self.worker.observations)
             self._stop_if_fatal()
             raise
+        flight.transfers = self.worker.transfers  # a V2 runner asks its connector after sampling
         self._each("executed", flight.step, self.worker.observations)
         self._stop_if_fatal()
         flight.sampled = self.worker.sampled(flight.step)
+
+    def take(self, flight: Flight) -> Any:
+        """The engine loop takes a result; blocks change hands only after that."""
+        self.arriving = flight
+        if self.world.external is not None and flight.transfers.invalid:
+            holders = ((request, [b.block_id for b in blocks]) for request, blocks in self.world.holders())
+            self.world.external.taken(flight.transfers, holders)
+        return flight.output()
 
     def _updated(self, outputs: Any) -> None:
         """`update_from_output` has returned, if a result was taken at all."""
@@ -324,6 +340,8 @@ class Run:
         if flight is None:
             return
         self.world.flights.remove(flight)
+        if self.world.external is not None:
+            self.world.external.told(flight.transfers)
         delivered = [output for client in (outputs or {}).values() for output in client.outputs]
         # vLLM ends requests whose grammars fail in the order of a set, which is another one in every process.
         arrivals = list(self.world.lives)

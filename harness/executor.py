@@ -12,7 +12,9 @@ class Dispatcher(Protocol):
 
     world: World
     worker: Worker
-    arriving: Flight | None
+
+    def take(self, flight: Flight) -> Any:
+        """The engine loop takes the flight's result: vLLM's ModelRunnerOutput."""
 
     def dispatch(self, scheduler_output: Any) -> Flight:
         """Starts the step."""
@@ -37,8 +39,7 @@ class _Future:
     def result(self, timeout: float | None = None) -> Any:
         if self._flight is None:
             return None
-        self._run.arriving = self._flight
-        return self._flight.output()
+        return self._run.take(self._flight)
 
 
 class Executor:

@@ -17,10 +17,21 @@ def _resets_encoder(scenario: Scenario) -> bool:
     return any(isinstance(event, Reset) and event.cache == "encoder" for event in scenario.timeline)
 
 
+def _fails_loads(scenario: Scenario) -> bool:
+    connector = scenario.engine.connector
+    return connector is not None and connector.kv_load_failure_policy == "fail"
+
+
+def _loads_groups(scenario: Scenario) -> bool:
+    return scenario.engine.connector is not None and scenario.engine.sliding_window > 0
+
+
 OPTIONAL: Mapping[str, Callable[[Scenario], bool]] = {
     "groups": lambda scenario: bool(scenario.engine.kv_cache_groups),
     "pause": _pauses,
     "encoder_reset": _resets_encoder,
+    "load_failure_policy": _fails_loads,
+    "hybrid_connector": _loads_groups,
 }
 """By the name under which `fuzz.generate` knows the feature."""
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.step import Step
-from harness.trace import Delivered, Dispatched, Masked, ScheduledRequest
+from harness.trace import Delivered, Dispatched, Loading, Masked, ScheduledRequest
 from harness.world import Flight, World
 
 
@@ -42,6 +42,11 @@ def dispatched(world: World, step: Step) -> Dispatched:
         num_blocks=world.engine.num_gpu_blocks,
         encoder_free=encoder.num_free_slots if encoder else 0,
         encoder_freeable=encoder.num_freeable_slots if encoder else 0,
+        loads=tuple(
+            Loading(load.request, load.start, load.stop, load.asynchronous)
+            for load in (step.orders.loads if step.orders else ())
+        ),
+        sends=tuple(send.request for send in (step.orders.sends if step.orders else ())),
     )
 
 
@@ -62,6 +67,9 @@ def delivered(world: World, flight: Flight, outputs: Sequence[Any]) -> Delivered
             for output in outputs
             if output.finish_reason is not None
         ),
+        received=flight.transfers.received,
+        sent=flight.transfers.sent,
+        invalid_blocks=tuple(sorted(flight.transfers.invalid)),
     )
 
 

@@ -14,6 +14,7 @@ from harness.scenario import (
     Engine,
     Event,
     Image,
+    Load,
     Part,
     Pause,
     Request,
@@ -62,6 +63,9 @@ def blocks_needed(engine: Engine) -> int:
 
 
 def _repair_engine(engine: Engine, images: tuple[int, ...]) -> Engine:
+    if engine.connector is not None:
+        # What a connector loads for a state or a chunk is its own affair; vLLM's load attention, windows included.
+        engine = replace(engine, kv_cache_groups=())
     if has_mamba(engine):
         # vLLM caches no prefix in mode "none"; with one it takes "align", which we do not model, nor drafts.
         engine = replace(engine, enable_prefix_caching=False, speculative=None)
@@ -126,15 +130,41 @@ def _repair_request(request: Request, engine: Engine, images: tuple[int, ...]) -
         None if at is None or not min_tokens <= at < request.max_tokens else at
         for at in (request.eos_at, request.stop_at)
     )
+    connector = engine.connector
+    parts = tuple(prompt) or (Text(),)
+    consumes = connector is not None and connector.kv_role != "kv_producer"
+    produces = connector is not None and connector.kv_role != "kv_consumer"
+    length = sum(part_length(part, images) for part in parts)
     return replace(
         request,
-        prompt=tuple(prompt) or (Text(),),
+        prompt=parts,
         priority=request.priority if engine.policy == "priority" else 0,
         ignore_eos=request.ignore_eos and eos_at is not None,
         eos_at=eos_at,
         stop_at=stop_at,
         acceptance=tuple(min(count, limit) for count in request.acceptance) if limit else (),
         min_tokens=min_tokens,
+        load=_repair_load(request.load, length, engine) if consumes else None,
+        send=request.send if produces else None,
+    )
+
+
+def _repair_load(load: Load | None, prompt_length: int, engine: Engine) -> Load | None:
+    if load is None:
+        return None
+    # KVConnectorBase_V1: "the largest prefix of prompt-tokens". vLLM's connectors leave one token to compute, but for
+    # asynchronous loads, whose last token the scheduler computes again: of a single token, nothing would be saved (the
+    # scheduler, left with none computed, would ask and load again for ever).
+    whole = load.load_kv_async and prompt_length > 1
+    tokens = min(load.tokens, prompt_length if whole else prompt_length - 1)
+    if tokens < 1:
+        return None
+    return replace(
+        load,
+        tokens=tokens,
+        latency=load.latency if load.load_kv_async else 0,
+        # Scheduler._handle_invalid_blocks: block ids say too little with several groups.
+        failed=() if engine.sliding_window else tuple(sorted(set(load.failed))),
     )
 
 

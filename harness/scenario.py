@@ -77,6 +77,13 @@ class Mamba(_Base, frozen=True, tag="mamba", tag_field="kind", array_like=True):
 Group: TypeAlias = Full | Window | Chunked | Mamba
 
 
+class Connector(_Base, frozen=True):
+    """vLLM's KVTransferConfig: a KV connector, whose other side is scripted by `Request.load` and `Request.send`."""
+
+    kv_role: Literal["kv_both", "kv_consumer", "kv_producer"] = "kv_both"
+    kv_load_failure_policy: Literal["recompute", "fail"] = "recompute"
+
+
 class Engine(_Base, frozen=True):
     """Configuration of the engine; every name but `interleaving` is vLLM's.
 
@@ -101,6 +108,7 @@ class Engine(_Base, frozen=True):
     kv_cache_groups: Annotated[tuple[Group, ...], Meta(max_length=MAX_GROUPS)] = ()
     speculative: Speculative | None = None
     encoder: Encoder | None = None
+    connector: Connector | None = None
     enable_kv_cache_events: bool = False
     interleaving: Literal["engine", "free"] = "engine"
 
@@ -132,6 +140,21 @@ class Grammar(_Base, frozen=True):
     fails: bool = False
 
 
+class Load(_Base, frozen=True):
+    """What a KV connector finds outside for a request: the KV of its first `tokens` positions.
+
+    It does not know yet the first `undecided` times that it is asked. A synchronous load is there with the step that
+    needs it, an asynchronous one `latency` iterations after it began. `failed` names blocks, counted from the first one
+    that is loaded, whose load fails; only a request's first load does.
+    """
+
+    tokens: Count = 1
+    load_kv_async: bool = False
+    latency: Delay = 0
+    failed: Script = ()
+    undecided: Draft = 0
+
+
 class Request(_Base, frozen=True):
     """A request as the front end would submit it, and the script of the model's answers to it.
 
@@ -154,6 +177,9 @@ class Request(_Base, frozen=True):
     min_tokens: Tokens = 0
     cache_salt: Annotated[int, Meta(ge=0, le=3)] = 0
     skip_reading_prefix_cache: bool = False
+    load: Load | None = None
+    send: Delay | None = None
+    """Iterations that the connector takes, once the request has ended, to send its blocks; None if it does not."""
 
 
 class Arrive(_Base, frozen=True, tag="arrive", tag_field="event"):

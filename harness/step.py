@@ -7,14 +7,14 @@ another process never sees that. Everything that looks at a step later (stub, or
 from dataclasses import dataclass
 from typing import Any
 
+from harness.peers.orders import Orders
 from harness.verdict import HarnessError
 
 _NOT_MODELLED = (
     "kv_cache_block_copies",
-    "kv_connector_metadata",
     "ec_connector_metadata",
 )
-"""Copies and connectors: no engine that the language can say makes vLLM use them."""
+"""Copies and connectors for encoders: no engine that the language can say makes vLLM use them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,10 @@ class Step:
     """Whether a request with a grammar samples; not said, and not needed, up to 0.13."""
     zeroed: tuple[int, ...] = ()
     """Blocks whose memory the worker fills with zeros before it does anything else with them."""
+    orders: Orders | None = None
+    """What the connector's metadata says; None without metadata."""
+    loads_first: bool = True
+    """Whether loads start before the forward pass, and not after it (`has_sync_kv_loads`, where a release has it)."""
 
     @property
     def computed(self) -> dict[str, int]:
@@ -108,6 +112,8 @@ def copy_step(output: Any, index: int, iteration: int) -> Step:
         preempted=tuple(sorted(output.preempted_req_ids or ())),
         structured=bool(getattr(output, "has_structured_output_requests", False)),
         zeroed=tuple(getattr(output, "new_block_ids_to_zero", None) or ()),
+        orders=None if output.kv_connector_metadata is None else output.kv_connector_metadata.orders,
+        loads_first=getattr(output, "has_sync_kv_loads", True),
     )
 
 

@@ -44,6 +44,15 @@ class ScheduledRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     encoder_inputs: tuple[int, ...] = ()
 
 
+class Loading(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A connector's load of positions [start, stop) that begins with a step."""
+
+    request: str
+    start: int
+    stop: int
+    asynchronous: bool = False
+
+
 class Dispatched(_Entry, frozen=True, tag="step"):
     """A `schedule()` pass and the state that it left behind. Blocks count the pool, encoder slots are embeddings."""
 
@@ -60,6 +69,9 @@ class Dispatched(_Entry, frozen=True, tag="step"):
     num_blocks: int = 0
     encoder_free: int = 0
     encoder_freeable: int = 0
+    loads: tuple[Loading, ...] = ()
+    sends: tuple[str, ...] = ()
+    """Ended requests whose blocks a connector begins to send."""
 
 
 class Delivered(_Entry, frozen=True, tag="update"):
@@ -70,6 +82,10 @@ class Delivered(_Entry, frozen=True, tag="update"):
     sampled: tuple[tuple[str, tuple[int, ...]], ...] = ()
     outputs: tuple[tuple[str, tuple[int, ...]], ...] = ()
     ended: tuple[tuple[str, str], ...] = ()
+    received: tuple[str, ...] = ()
+    sent: tuple[str, ...] = ()
+    invalid_blocks: tuple[int, ...] = ()
+    """What the connector reported: loads and sends that are over, blocks whose load failed."""
 
 
 class Compiled(_Entry, frozen=True, tag="grammar"):

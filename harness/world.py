@@ -8,8 +8,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from harness import compat
 from harness.model import Reference
+from harness.peers.external import External
 from harness.peers.grammar import ScriptedGrammar
+from harness.peers.orders import NOTHING, Transfers
 from harness.scenario import Engine, Scenario
 from harness.step import Step
 from harness.verdict import HarnessError
@@ -38,6 +41,8 @@ class Flight:
     """Iteration from which on its result is ready."""
     sampled: dict[str, list[int]] = field(default_factory=dict)
     """As far as it is known: a device tells only with its result."""
+    transfers: Transfers = NOTHING
+    """What its result says about the connector's transfers."""
     result: Callable[[], Any] | None = None
 
     def output(self) -> Any:
@@ -59,7 +64,8 @@ class Act:
     mode: str
     """The cache that was reset (`prefix` or `encoder`), or the mode of the pause."""
     answer: bool = False
-    """What a reset returned; a reset that vLLM warns of is not done, and False."""
+    """What a reset returned; False if vLLM warns of it, and it is not done, or if a connector's transfers forbid it, as
+    they can forbid what a pause clears."""
     running: bool = False
     """A reset of running requests, too."""
     clears: bool = False
@@ -89,6 +95,14 @@ class World:
         """Mode of the pause since the last resumption."""
         self.flights: list[Flight] = []
         """Oldest first."""
+        self.executing: Flight | None = None
+        """The step that the worker is running."""
+        self.external = (
+            External(scenario, whole_blocks=compat.loads_are_whole_blocks())
+            if scenario.engine.connector
+            else None
+        )
+        """The connector's scheduler side, and its record, if there is a connector."""
 
     @property
     def engine(self) -> Engine:
@@ -102,6 +116,14 @@ class World:
     def live(self) -> list[Life]:
         """Requests that arrived and have not ended, in order of arrival."""
         return [life for life in self.lives.values() if life.live]
+
+    @property
+    def lingering(self) -> set[str]:
+        """Requests that have ended and whose blocks a transfer of the connector still holds."""
+        if self.external is None:
+            return set()
+        transfers = {*self.external.loads, *self.external.sends}
+        return {request for request in transfers if not self.lives[request].live}
 
     def holders(self) -> list[tuple[str, list[Any]]]:
         """(request id, its blocks) per KV cache group, as the cache managers hold them."""

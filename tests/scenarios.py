@@ -13,12 +13,14 @@ from harness.scenario import (
     Abort,
     Arrive,
     Chunked,
+    Connector,
     Encoder,
     Engine,
     Event,
     Full,
     Grammar,
     Image,
+    Load,
     Mamba,
     Pause,
     Request,
@@ -53,6 +55,7 @@ def text(length: int, tokens: int = 4, stream: int = 0, **rest: object) -> Reque
 SMALL = Engine(max_num_batched_tokens=16, max_model_len=48, block_size=4, num_gpu_blocks=64)
 TIGHT = replace(SMALL, num_gpu_blocks=13, max_num_seqs=3)
 """Twelve blocks of 4 for requests of up to 48 tokens: three of them preempt one another."""
+CONNECTED = replace(SMALL, connector=Connector())
 VISION = replace(SMALL, encoder=Encoder(max_num_encoder_input_tokens=16, encoder_cache_size=16))
 EAGLE = Speculative("eagle", 2)
 EVERYTHING = replace(VISION, async_scheduling=True, speculative=EAGLE)
@@ -256,6 +259,59 @@ LEGAL: dict[str, Scenario] = {
         text(14, 9, skip_reading_prefix_cache=True),
         events=(Arrive(0), Arrive(1, 4), FORCED),
     ),
+    "connector_sync": scenario(CONNECTED, text(13, load=Load(10)), text(9, 4, 1)),
+    "connector_async": scenario(CONNECTED, text(13, load=Load(13, True, 3, undecided=1)), text(9, 6, 1)),
+    "connector_send": scenario(CONNECTED, text(13, send=4), text(9, 4, 1, send=0)),
+    "connector_failure": scenario(
+        CONNECTED, text(13, load=Load(10, failed=(1,))), text(14, 4, 1, load=Load(12, True, 2, failed=(0, 2)))
+    ),
+    "connector_fail_policy": scenario(
+        replace(CONNECTED, connector=Connector(kv_load_failure_policy="fail")),
+        text(13, load=Load(10, failed=(1,))),
+        text(14, 4, 1, load=Load(12, True, 2, failed=(2,))),
+        text(6, 4, 2),
+    ),
+    "connector_abort": scenario(
+        replace(CONNECTED, async_scheduling=True),
+        text(13, load=Load(10, True, 6), send=2),
+        text(9, 6, 1, send=3),
+        events=(Arrive(0), Arrive(1), Abort(0, 2), Abort(1, 2)),
+    ),
+    "connector_grammar": scenario(
+        replace(CONNECTED, async_scheduling=True),
+        text(1, 2, grammar=Grammar(), send=0),
+        events=(Arrive(0), Abort(0, 1, in_step=True)),
+    ),
+    "connector_preemption": scenario(
+        replace(TIGHT, connector=Connector()),
+        *(text(20, 12, stream, load=Load(12, True, 1), send=1) for stream in range(3)),
+    ),
+    "connector_salt": scenario(
+        CONNECTED,
+        text(13, load=Load(10), send=1, cache_salt=1),
+        text(13, 6, skip_reading_prefix_cache=True, load=Load(13, True, 1), cache_salt=1),
+        text(13, 4, cache_salt=2),
+        events=(Arrive(0), Arrive(1, 4), Arrive(2, 4)),
+    ),
+    "connector_reset": scenario(
+        CONNECTED,
+        text(13, 9, load=Load(10)),
+        text(14, 6, 1, load=Load(14, True, 6), send=4),
+        events=(Arrive(0), FORCED, Arrive(1), FORCED, FORCED, Reset(12)),
+    ),
+    "connector_pause": scenario(
+        CONNECTED,
+        text(13, 9, load=Load(10)),
+        text(14, 6, 1, load=Load(14, True, 6), send=4),
+        events=(
+            Arrive(0),
+            Arrive(1),
+            Pause(1, "wait", clear_cache=False),
+            Resume(9),
+            Pause(1, "keep", clear_cache=False),
+            Resume(9),
+        ),
+    ),
 }
 """By name; legal on every release (asynchronous drafts with grammars from 0.14 on), and quiet on the newest but for the
 hazard of the asynchronous encoder cache."""
@@ -307,6 +363,9 @@ TRUE_OF_BOTH = {
     ("O7", "livelock", LONG_ITEM),
     ("O7", "livelock", LOOKED_AHEAD),
     ("O4", "target-read-miss", "cached according to EncoderCacheManager"),
+    ("O2", "kv-read-mismatch", "position that the connector loaded"),
+    ("O13", "write-null-block", "SchedulerOutput"),
+    ("O17", "failed-load-not-undone", "Scheduler._handle_invalid_blocks"),
 }
 KNOWN_TRUE = {
     "0.32.0": {*TRUE_OF_BOTH, ("O7", "no-progress", "before an encoder input")},
@@ -314,7 +373,9 @@ KNOWN_TRUE = {
 }
 """(oracle, kind, anchor) of what a release does wrong on legal input. O7: ledger derived-34220; a threshold below an
 image that may not be chunked; on 0.32.0 also an image right behind one that fills the encoder cache, with a drafter
-that looks ahead. O4: the encoder input of a victim of the same pass, allocated and never encoded."""
+that looks ahead. O4: the encoder input of a victim of the same pass, allocated and never encoded. O2 and O13:
+a load of a whole prompt leaves a sliding window one token short. O17: a synchronous load that fails beside a step in
+flight."""
 KNOWN_ASSERT = "assert num_new_tokens == 1 + self.num_spec_tokens"
 """The source line of a known O1 on 0.33.0: long_prefill_token_threshold < 1 + num_speculative_tokens."""
 

@@ -73,10 +73,24 @@ EXPECTED = {
         "0.24.0": "O7-no-progress-94d9668c",
         "0.33.0": None,
     },
-    "pause-does-not-wait-for-the-preempted": {
-        "0.20.2": "O12-pause-incomplete-38ba8d47",
-        "0.24.0": "O12-pause-incomplete-38ba8d47",
-        "0.33.0": "O12-pause-incomplete-38ba8d47",
+    "pause-does-not-wait-for-the-preempted": {"0.20.2": None, "0.24.0": None, "0.33.0": None},
+    "block-of-a-failed-load-stays-cached": {
+        "0.20.2": "O2-kv-read-mismatch-ac3bba5f",
+        "0.33.0": "O2-kv-read-mismatch-ac3bba5f",
+    },
+    "failed-load-reserves-blocks-against-itself": {
+        "0.20.2": None,
+        "0.24.0": "O7-no-progress-085fac0b",
+        "0.33.0": "O7-no-progress-085fac0b",
+    },
+    "load-beside-blocks-reserved-for-decoding": {"0.24.0": None, "0.33.0": "O7-no-progress-20c1b3ae"},
+    "synchronous-load-fails-with-a-step-in-flight": {
+        "0.20.2": "O17-failed-load-not-undone-0352806b",
+        "0.33.0": "O17-failed-load-not-undone-0352806b",
+    },
+    "window-short-of-a-recomputed-last-token": {
+        "0.20.2": "O2-kv-read-mismatch-dbc1f3be",
+        "0.33.0": "O2-kv-read-mismatch-dbc1f3be",
     },
 }
 STUB = {"0.12.0": {"rejected-drafts-taken-back-twice": "O13-stale-token-6441eb63"}}

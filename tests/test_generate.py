@@ -59,7 +59,21 @@ def uses(scenario: Scenario, feature: str) -> bool:
         "cache_salt": any(r.cache_salt for r in requests),
         "skip_prefix": any(r.skip_reading_prefix_cache for r in requests),
         "max_model_len": any(end >= engine.max_model_len for end in ends),
+        "connector": engine.connector is not None
+        or any(r.load is not None or r.send is not None for r in requests),
+        "failed_load": any(r.load is not None and r.load.failed for r in requests),
+        "load_failure_policy": engine.connector is not None
+        and engine.connector.kv_load_failure_policy == "fail",
+        "hybrid_connector": engine.connector is not None and engine.sliding_window > 0,
     }[feature]
+
+
+NEEDS = {
+    "failed_load": ("connector",),
+    "load_failure_policy": ("connector",),
+    "hybrid_connector": ("connector", "sliding_window"),
+}
+"""Features that are about others."""
 
 
 def prefill_edge_at_image(scenario: Scenario) -> bool:
@@ -205,7 +219,8 @@ def test_images_are_often_shared_and_seldom_all_fit() -> None:
 @pytest.mark.parametrize("feature", [feature for feature in FEATURES if feature != "text"])
 def test_every_feature_alone_and_among_all_is_used(feature: str) -> None:
     """On in 60% of scenarios, with weights of a quarter at least: 5% is far below what any feature should reach."""
-    assert share(300, frozenset({feature, "chunked_prefill"}), lambda s: uses(s, feature)) >= 0.05
+    needed = {"chunked_prefill", *NEEDS.get(feature, ())}
+    assert share(300, frozenset({feature, *needed}), lambda s: uses(s, feature)) >= 0.05
     assert share(300, ALL, lambda s: uses(s, feature)) >= 0.05
 
 

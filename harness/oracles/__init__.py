@@ -2,6 +2,7 @@
 
 from harness.oracles.base import Oracle
 from harness.oracles.block_pool import BlockAccounting
+from harness.oracles.connector import ConnectorProtocol
 from harness.oracles.contract import Contract
 from harness.oracles.counters import Counters
 from harness.oracles.drain import Drain
@@ -33,6 +34,7 @@ ALL: tuple[type[Oracle], ...] = (
     Contract,
     GrammarMasks,
     KvEvents,
+    ConnectorProtocol,
 )
 
 VISIBLE: tuple[type[Oracle], ...] = (Exceptions, Progress, Outputs)

@@ -2,7 +2,9 @@
 
 from typing import ClassVar
 
+from harness import compat
 from harness.oracles.base import Oracle
+from harness.verdict import Level
 from harness.world import Act
 
 
@@ -13,16 +15,25 @@ class Drain(Oracle):
     `has_unfinished_requests` says whether there are any; `get_request_counts` splits them into running and waiting;
     `has_requests` is true while requests live or the worker has yet to be told of a finished one. The engine loop
     sleeps, and a pause or shutdown completes, on these words. Under PAUSED_ALL nobody is unfinished to it, under
-    PAUSED_NEW only who runs (PauseState's docstring).
+    PAUSED_NEW only who runs or, from 0.31 on, holds blocks for a connector's load (PauseState's docstring).
 
     What an operator is told is so, too. `reset_prefix_cache` is true only if no block has a hash any more, and false
-    only while requests hold blocks. A completed pause leaves nothing in flight, none of the requests that it promised
-    to end or to wait for (PauseMode: "wait for in-flight requests to complete"), and cleared caches if that was asked.
+    only while requests, or a connector's fence, hold blocks. A completed pause leaves nothing in flight, none of the
+    requests that it promised to end, and cleared caches if that was asked.
+
+    A hazard: AsyncLLM.pause_generation is to "wait for in-flight requests to complete", but PauseState lets nobody run
+    who is queued, and preempted requests are; those that the pause leaves behind go on after it.
 
     Ledger: 46579, 22543, 34382.
     """
 
     family: ClassVar[str] = "O12"
+
+    def _has_finished(self) -> bool:
+        """Whether an ended request asks for steps: the worker has not been told, or, in newer releases, a connector's
+        transfer still holds its blocks."""
+        lingers = bool(self.world.lingering) and compat.transfers_keep_the_engine_awake()
+        return lingers or bool(self.world.scheduler.finished_req_ids)
 
     def settled(self) -> None:
         scheduler = self.world.scheduler
@@ -30,7 +41,7 @@ class Drain(Oracle):
         answers = {
             "get_num_unfinished_requests": (scheduler.get_num_unfinished_requests(), live),
             "has_unfinished_requests": (scheduler.has_unfinished_requests(), live > 0),
-            "has_requests": (scheduler.has_requests(), live > 0 or bool(scheduler.finished_req_ids)),
+            "has_requests": (scheduler.has_requests(), live > 0 or self._has_finished()),
         }
         if hasattr(scheduler, "get_request_counts"):
             answers["get_request_counts"] = (sum(scheduler.get_request_counts()), len(self.world.live))
@@ -48,22 +59,27 @@ class Drain(Oracle):
         if self.world.paused == "keep":
             return 0
         requests = self.world.scheduler.requests
-        return sum(
-            life.request in requests and requests[life.request].status.name == "RUNNING"
-            for life in self.world.live
-        )
+        counted = {name for name, request in requests.items() if request.status.name == "RUNNING"}
+        if hasattr(self.world.scheduler, "kv_holding_waiting"):
+            counted |= {request for request, blocks in self.world.holders() if blocks}
+        return sum(life.request in counted for life in self.world.live)
 
     def controlled(self, act: Act) -> None:
         if act.what == "paused":
-            self._paused(act)
+            if act.answer:
+                self._paused(act)
         elif act.mode == "encoder":
             if act.answer:
                 self._encoder_cleared("reset_encoder_cache")
         elif act.answer:
             self._cleared("reset_prefix_cache")
-        elif not any(blocks for _, blocks in self.world.holders()):
+        elif not any(blocks for _, blocks in self.world.holders()) and not self._fenced():
             message = "reset_prefix_cache() says False, though no request holds a block"
             self.report("wrong-answer", "reset_prefix_cache", message)
+
+    def _fenced(self) -> bool:
+        """Whether blocks that nobody holds may wait for steps in flight (`defer_block_free`, with a connector)."""
+        return self.world.external is not None and bool(self.world.flights)
 
     def _paused(self, act: Act) -> None:
         if self.world.flights:
@@ -73,10 +89,16 @@ class Drain(Oracle):
             )
         left = [life.request for life in self.world.live if life.request in act.begun]
         if left and act.mode != "keep":
-            message = (
-                f"the pause ({act.mode}) is complete, but {left}, in progress when it began, have not ended"
+            requests = self.world.scheduler.requests
+            queued = act.mode == "wait" and all(requests[one].status.name == "PREEMPTED" for one in left)
+            self.report(
+                "pause-incomplete",
+                "wait, preempted requests" if queued else act.mode,
+                f"the pause ({act.mode}) is complete, but {left}, in progress when it began, have not ended",
+                *left,
+                level=Level.HAZARD if queued else Level.VIOLATION,
+                fatal=False,
             )
-            self.report("pause-incomplete", act.mode, message, *left, fatal=False)
         if act.clears:
             self._cleared("pause_scheduler")
             self._encoder_cleared("pause_scheduler")

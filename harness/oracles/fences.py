@@ -17,7 +17,8 @@ class Fences(Oracle):
     0.19.1) makes the entry evictable in the very pass that schedules its read.
 
     KV blocks: every block of a scheduled request's table that the step reads or writes has a reference and is not in
-    the free queue when the pass ends, and no two requests of a step write one block.
+    the free queue when the pass ends, and no two requests of a step write one block, unless both compute a
+    failed load again.
 
     Hazards, harmless only because today's worker runs steps in order: an encoder entry that becomes evictable while a
     later step, already dispatched, still reads it (asynchronous scheduling, to 0.33); a block that a step writes while
@@ -120,7 +121,7 @@ class Fences(Oracle):
                     self._reused(step, request, block.block_id)
                     users[block.block_id] = request
                     other = writers.setdefault(block.block_id, request)
-                    if other != request:
+                    if other != request and not self._recompute_together(other, request):
                         self.report(
                             "block-written-twice",
                             f"group {group}",
@@ -135,6 +136,11 @@ class Fences(Oracle):
                             f"step {step.index}: {request} writes block {block.block_id}, which has no reference",
                             request,
                         )
+
+    def _recompute_together(self, *requests: str) -> bool:
+        """Whether all of them held a block whose load failed: each writes what they share again, and the same."""
+        external = self.world.external
+        return external is not None and external.failed.issuperset(requests)
 
     def _reused(self, step: Step, request: str, block: int) -> None:
         for index, users in self._users.items():

@@ -36,8 +36,10 @@ class GrammarMasks(Oracle):
 
     def executed(self, step: Step, observations: Sequence[Observation]) -> None:
         for seen in observations:
-            # What vLLM has dropped since it was scheduled needs no mask: its sample goes nowhere.
-            if isinstance(seen, MaskMismatch) and seen.request in self.world.scheduler.requests:
+            # What has ended since it was scheduled needs no mask: its sample goes nowhere. vLLM may know it still, for
+            # as long as a connector sends its blocks.
+            state = self.world.scheduler.requests.get(getattr(seen, "request", ""))
+            if isinstance(seen, MaskMismatch) and state is not None and not state.is_finished():
                 place = "after drafts" if seen.drafts else "first token of a step"
                 self.report(
                     "mask-" + seen.found.replace(" ", "-"),

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 from harness.oracles.base import Oracle
 from harness.step import Step
 from harness.worker.observation import KvMismatch, Observation
+from harness.worker.shadow import SPOILED_WORDS
 
 
 class KvContent(Oracle):
@@ -15,8 +16,10 @@ class KvContent(Oracle):
     (`get_computed_blocks`), and a request's block table covers its computed tokens. Seen by the shadow memory at the
     step that reads: stale, foreign, unwritten and null slots, per KV cache group, inside the window where the group
     has one. A salt belongs to what is held (`cache_salt`: "prefix cache isolation"), and what a cleared cache held is
-    gone. One report a step; its anchor says whether the request took the position from the prefix cache or computed
-    it itself. A request with `skip_reading_prefix_cache` takes nothing.
+    gone. One report a step; its anchor says whether the request took the position from the prefix cache, got it from a
+    connector or computed it itself. A request with `skip_reading_prefix_cache` takes nothing from the cache. What a
+    failed load left may be read until the scheduler has been told of the failure: it cannot know before, and must not
+    use what comes of it (O8).
 
     Ledger: 43569, 37076, 39146, 34382 and others whose symptom is wrong tokens.
     """
@@ -26,13 +29,14 @@ class KvContent(Oracle):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._hits: dict[str, int] = {}
-        """Tokens that each request took from the prefix cache when it was last admitted."""
+        """Tokens that each request took from the prefix cache, or a connector, when it was last admitted."""
 
     def dispatched(self, step: Step) -> None:
         admitted = {row.request: row.computed for row in step.new}
         admitted |= {row.request: row.computed for row in step.cached if row.resumed}
         self._hits |= admitted
-        for request, hit in admitted.items():
+        for request in admitted:
+            hit = self._from_cache(request)
             if hit and self.world.references[request].request.skip_reading_prefix_cache:
                 message = (
                     f"step {step.index}: {request} takes {hit} positions from the prefix cache, and must not"
@@ -42,14 +46,37 @@ class KvContent(Oracle):
     def executed(self, step: Step, observations: Sequence[Observation]) -> None:
         for seen in observations:
             if isinstance(seen, KvMismatch):
+                spoiled = seen.found == SPOILED_WORDS
+                if spoiled and self._is_reported():
+                    continue
                 hit = self._hits.get(seen.request, 0)
                 taken = seen.position < hit
                 self.report(
                     "kv-read-mismatch",
-                    "position taken from the prefix cache" if taken else "position that the request computed",
+                    self._origin(seen) + ", " * spoiled + seen.found * spoiled,
                     f"step {step.index}: {seen.request} attends to position {seen.position} in block {seen.block} "
                     f"of group {seen.group}, which holds {seen.found}"
-                    + (f"; {hit} positions were a prefix cache hit" if taken else ""),
+                    + (f"; {hit} positions were a hit" if taken else ""),
                     seen.request,
                 )
                 return
+
+    def _from_cache(self, request: str) -> int:
+        """Tokens of the last admission's hit that no connector loaded."""
+        external = self.world.external
+        loaded = external.hits.get(request) if external else None
+        return self._hits[request] if loaded is None else loaded.local
+
+    def _origin(self, seen: KvMismatch) -> str:
+        if seen.position >= self._hits.get(seen.request, 0):
+            return "position that the request computed"
+        external = self.world.external
+        loaded = external.hits.get(seen.request) if external else None
+        if loaded is not None and loaded.local <= seen.position < loaded.stop:
+            return "position that the connector loaded"
+        return "position taken from the prefix cache"
+
+    def _is_reported(self) -> bool:
+        """Whether the report of a failed load is on its way, with this step's result or an earlier one's."""
+        flights = [*self.world.flights, *filter(None, [self.world.executing])]
+        return any(flight.transfers.invalid for flight in flights)

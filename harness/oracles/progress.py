@@ -4,12 +4,20 @@ from typing import Any, ClassVar
 
 from harness import compat
 from harness.oracles.base import Oracle
+from harness.scenario import Request
 from harness.step import Step
 from harness.world import Life
 
 IDLE_PASSES = 12
 """Passes without tokens, with nothing in flight and nothing to come, before we call it a hang. vLLM needs at most two:
 one to tell the worker who finished, one because a queue was skipped in the pass before."""
+
+
+def _transfer_time(request: Request) -> int:
+    """Passes that a connector's script can keep a request waiting: its load once more if it fails, and its send."""
+    load = request.load
+    lookup = 2 * (load.undecided + load.latency + 2) if load else 0
+    return lookup + (request.send or 0) + 2
 
 
 class Progress(Oracle):
@@ -19,7 +27,8 @@ class Progress(Oracle):
     others wait for. Quiesce: `no-progress` if passes schedule nothing while requests live and nothing is in flight;
     `livelock` if passes schedule tokens but no request gets further than it ever was, for longer than recomputing
     everything once takes. The pool holds at least one request of `max_model_len` tokens (the scenario language
-    ensures what vLLM checks at start-up), so that waiting for ever is never a matter of size.
+    ensures what vLLM checks at start-up), so that waiting for ever is never a matter of size. To wait for a
+    connector's transfer is no hang as long as the script lets the transfer last, and as long as all take together.
 
     Ledger: derived-34220, 25890, 51603, 45388, 49439, 57841, 49674.
     """
@@ -32,6 +41,8 @@ class Progress(Oracle):
         """Set by the engine when the last event of the timeline has happened."""
         self._idle = 0
         self._stale = 0
+        self._waited = 0
+        self._patience = 16 + sum(map(_transfer_time, self.world.scenario.requests))
         self._furthest: dict[str, int] = {}
         self._scheduled = False
         self._limit = 64 + 2 * sum(
@@ -55,8 +66,11 @@ class Progress(Oracle):
         live = self.world.live
         if not self.quiet or not live:
             self._idle = self._stale = 0
-        elif self._scheduled or any(flight.step.total for flight in self.world.flights):
+        elif self._waits_for_connector() and self._waited < self._patience:
             self._idle = 0
+            self._waited += 1
+        elif self._scheduled or any(flight.step.total for flight in self.world.flights):
+            self._idle = self._waited = 0
             self._stale += 1
         else:
             self._idle += 1
@@ -69,6 +83,14 @@ class Progress(Oracle):
             kind = "livelock" if self._hopeless(live) is None else "no-progress"
             message = f"{self._stale} passes in which no request got further; {self._waits(live)}"
             self.report(kind, self._blocked(live), message, *(life.request for life in live))
+
+    def _waits_for_connector(self) -> bool:
+        """Whether the script keeps a transfer from ending, or answered in this pass that it does not know yet."""
+        external = self.world.external
+        if external is None:
+            return False
+        undecided, external.undecided = external.undecided, False
+        return undecided or external.lasts(self.world.iteration)
 
     def _waits(self, live: list[Life]) -> str:
         requests = self.world.scheduler.requests
@@ -89,7 +111,22 @@ class Progress(Oracle):
 
     def _hopeless(self, live: list[Life]) -> str | None:
         """Why some request can never move, if the configuration says so."""
-        return next(filter(None, map(self._unchunkable, self._queue(live))), None)
+        queue = self._queue(live)
+        return next(filter(None, (*map(self._unchunkable, queue), *map(self._unloadable, queue))), None)
+
+    def _unloadable(self, request: Any) -> str | None:
+        """Why the pool can never hold an asynchronous load, if that is so (from 0.31)."""
+        external = self.world.external
+        load = external and external.script(request.request_id)
+        reserved = compat.blocks_reserved_for_decoding(self.world.scheduler)
+        if not load or not load.load_kv_async or request.status.name not in ("WAITING", "PREEMPTED"):
+            return None
+        engine = self.world.engine
+        groups = 2 if engine.sliding_window else 1
+        needed = groups * -(-request.num_tokens // engine.block_size)
+        if reserved and needed + reserved > engine.num_gpu_blocks - 1:
+            return "a load that fits the pool only without blocks reserved for a decoding step"
+        return None
 
     def _queue(self, live: list[Life]) -> list[Any]:
         """Live requests as vLLM knows them, those that run first."""

@@ -1,9 +1,10 @@
 """What stands behind the executor seam, whichever worker it is."""
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any, Protocol
 
+from harness.peers.orders import Transfers
 from harness.step import Step
 from harness.worker.observation import Observation
 
@@ -37,6 +38,14 @@ class Worker(Protocol):
     def sample_tokens(self, step: Step, grammar_output: Any) -> Result:
         """Samples under the masks of vLLM's GrammarOutput, if there is one: the step's result. Also called, at once,
         for a step without tokens. RunnerFailure as in `execute_model`; `observations` are of this call."""
+
+    @property
+    def transfers(self) -> Transfers:
+        """What the connector's worker side reports with the step in progress."""
+
+    @property
+    def spoiled(self) -> Set[str]:
+        """Rows of the step in progress that attend to what a failed load left: what they sample is anything."""
 
     @property
     def observations(self) -> Sequence[Observation]:

@@ -13,7 +13,17 @@ class KvMismatch:
     position: int
     block: int
     found: str
-    """`unwritten`, `null block`, `missing block` or `other content`."""
+    """`unwritten`, `null block`, `missing block`, `other content` or `what a failed load left`."""
+
+
+@dataclass(frozen=True, slots=True)
+class SentMismatch:
+    """A connector's send was over, and read a slot that does not hold what that position must hold."""
+
+    request: str
+    position: int
+    found: str
+    """As in `KvMismatch`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +60,7 @@ class Breach:
     fails: bool = False
 
 
-Observation: TypeAlias = KvMismatch | EncoderMiss | MaskMismatch | Breach
+Observation: TypeAlias = KvMismatch | SentMismatch | EncoderMiss | MaskMismatch | Breach
 
 
 class DeviceAssertion(Exception):

@@ -15,6 +15,9 @@ from harness.scenario import MAX_MODEL_LEN
 Slots = NDArray[np.int64]
 Contents = NDArray[np.uint64]
 UNWRITTEN = np.uint64(0)
+SPOILED = np.uint64(1)
+"""What a failed load leaves, and what is computed from it: wrong by the connector's fault, not by the scheduler's."""
+SPOILED_WORDS = "what a failed load left"
 MAX_POSITIONS = MAX_MODEL_LEN + 16
 """A step may reach past the model length by its drafts (at most 8)."""
 
@@ -66,10 +69,20 @@ class KvShadow:
         found = self.contents[slots]
         return np.flatnonzero((found != (expected ^ self._salts[group])) | (slots < self.block_size))
 
+    def is_spoiled(self, slots: Slots) -> bool:
+        """Whether any of these slots holds what a failed load left."""
+        return bool((self.contents[slots] == SPOILED).any())
+
+    def spoil(self, slots: Slots) -> None:
+        """Puts into these slots what a failed load leaves; slots of -1 are skipped."""
+        self.contents[slots[slots >= 0]] = SPOILED
+
     def describe(self, slot: int) -> str:
         """What a wrong slot holds, in the words of `KvMismatch.found`."""
         if slot < 0:
             return "missing block"
         if slot < self.block_size:
             return "null block"
+        if self.contents[slot] == SPOILED:
+            return SPOILED_WORDS
         return "unwritten" if self.contents[slot] == UNWRITTEN else "other content"

@@ -1,10 +1,11 @@
 """The stub behind the executor seam."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from harness import compat
 from harness.model import Reference
+from harness.peers.orders import NOTHING, OrderedIds, Transfers
 from harness.scenario import Engine
 from harness.step import Step
 from harness.worker.interface import Result
@@ -19,6 +20,14 @@ class StubWorker:
     def __init__(self, engine: Engine, references: Mapping[str, Reference]) -> None:
         self.stub = StubV1(engine, references, compat.runner_traits())
         self._sampled: dict[str, list[int]] = {}
+
+    @property
+    def transfers(self) -> Transfers:
+        return NOTHING if self.stub.mover is None else self.stub.mover.transfers
+
+    @property
+    def spoiled(self) -> Set[str]:
+        return self.stub.spoiled
 
     @property
     def observations(self) -> Sequence[Observation]:
@@ -36,7 +45,7 @@ class StubWorker:
 
     def sample_tokens(self, step: Step, grammar_output: Any) -> Result:
         self._sampled = self.stub.sample(step, self._rows(step, grammar_output))
-        output = runner_output(self._sampled)
+        output = runner_output(self._sampled, None if self.stub.mover is None else self.transfers)
         return lambda: output
 
     def reset_mm_cache(self) -> None:
@@ -63,10 +72,15 @@ class StubWorker:
         )
 
 
-def runner_output(sampled: Mapping[str, Sequence[int]]) -> Any:
-    """vLLM's ModelRunnerOutput for what a step sampled."""
-    from vllm.v1.outputs import ModelRunnerOutput
+def runner_output(sampled: Mapping[str, Sequence[int]], transfers: Transfers | None = None) -> Any:
+    """vLLM's ModelRunnerOutput for what a step sampled, and for what its connector reports if it has one."""
+    from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
+    connector_output = transfers and KVConnectorOutput(
+        finished_sending=OrderedIds(transfers.sent),
+        finished_recving=OrderedIds(transfers.received),
+        invalid_block_ids=set(transfers.invalid),
+    )
     return compat.construct(
         ModelRunnerOutput,
         req_ids=list(sampled),
@@ -75,4 +89,5 @@ def runner_output(sampled: Mapping[str, Sequence[int]]) -> Any:
         logprobs=None,
         prompt_logprobs_dict={},
         pooler_output=[],
+        kv_connector_output=connector_output,
     )

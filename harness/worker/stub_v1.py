@@ -17,10 +17,12 @@ import numpy as np
 
 from harness.groups import attended_from, groups_of, looks_ahead
 from harness.model import Reference, mix, wrong_token
+from harness.peers.mover import Mover
 from harness.scenario import Engine, Mamba
 from harness.step import Step
 from harness.worker import masks
 from harness.worker.batch_v1 import UNRESOLVED, BatchV1
+from harness.worker.external import StubMemory
 from harness.worker.masks import Rows
 from harness.worker.observation import (
     Breach,
@@ -64,6 +66,10 @@ class StubV1:
         self._inputs: dict[str, list[int]] = {}
         self._step: Step
         """The step in progress, as the batch runs it."""
+        self.outside = StubMemory(self.kv, references, lambda seen: self.observations.append(seen))
+        self.mover = Mover(self.outside) if engine.connector else None
+        self.spoiled: set[str] = set()
+        """Rows of the step in progress that attend to what a failed load left."""
 
     @property
     def observations(self) -> list[Observation]:
@@ -83,8 +89,11 @@ class StubV1:
         self._starts, self._inputs = {}, {}
         self.kv.zero(step.zeroed)
         self.encoder_cache.difference_update(step.freed_encoder)
+        self.spoiled.clear()
         self._step = step = self.batch.update(step)
+        self._transfer(step, now=step.loads_first)
         if step.total == 0:
+            self._transfer(step, now=not step.loads_first, last=True)
             return
         if step.total != sum(step.scheduled.values()):
             message = f"total_num_scheduled_tokens is {step.total}, the sum is {sum(step.scheduled.values())}"
@@ -97,6 +106,7 @@ class StubV1:
             self._gather(request, self.batch.requests[request].computed, step.scheduled[request], "target")
         self._embed(step, inputs)
         self._forward(starts, inputs)
+        self._transfer(step, now=not step.loads_first, last=True)
         self._starts, self._inputs = starts, inputs
 
     def sample(self, step: Step, rows: Mapping[str, Rows]) -> dict[str, list[int]]:
@@ -122,6 +132,21 @@ class StubV1:
     def reset_encoder_cache(self) -> None:
         """GPUModelRunner.reset_encoder_cache; what was encoded has gone as if it had been evicted."""
         self.encoder_cache.clear()
+
+    # -- connector ----------------------------------------------------------------------------------------------
+
+    def _transfer(self, step: Step, *, now: bool, last: bool = False) -> None:
+        """KVConnectorModelRunnerMixin: loads start before the forward pass or after it; then what is over is told."""
+        if self.mover is None:
+            return
+        if step.orders is None:
+            message = f"step {step.index} comes without metadata for the connector"
+            raise self.batch.fail(Breach("no-connector-metadata", message, "", True))
+        if now:
+            self.mover.now = step.iteration
+            self.mover.start(step.orders)
+        if last:
+            self.mover.finish()
 
     # -- encoder ------------------------------------------------------------------------------------------------
 
@@ -168,6 +193,8 @@ class StubV1:
             self._read(request, start, states=True)
         for request, start in starts.items():
             self._write(request, start, inputs[request])
+        if self.outside.has_failed:
+            self._spread(starts, inputs)
         for request, start in starts.items():
             self._read(request, start, states=False)
 
@@ -187,6 +214,26 @@ class StubV1:
                 message = f"{request} writes position {position} of group {group} to a {what}"
                 self.observations.append(Breach("write-" + what.replace(" ", "-"), message, request))
             self.kv.write(group, slots, written)
+
+    def _spread(self, starts: dict[str, int], inputs: dict[str, list[int]]) -> None:
+        """What is computed from what a failed load left is as wrong as that."""
+        spreads = True
+        while spreads:
+            spreads = False
+            for request, start in starts.items():
+                if request in self.spoiled or not self._attends_to_spoiled(request, start):
+                    continue
+                spreads = True
+                self.spoiled.add(request)
+                for table in self.batch.requests[request].tables:
+                    self.kv.spoil(self.kv.slots(table, start, start + len(inputs[request])))
+
+    def _attends_to_spoiled(self, request: str, start: int) -> bool:
+        tables = self.batch.requests[request].tables
+        return any(
+            self.kv.is_spoiled(self.kv.slots(table, attended_from(kind, start), start))
+            for table, kind in zip(tables, self.groups, strict=True)
+        )
 
     @staticmethod
     def _contents(reference: Reference, start: int, tokens: list[int]) -> list[int]:
@@ -234,6 +281,8 @@ class StubV1:
         last = start + len(tokens) - drafts
         true_so_far = True
         for position, token in enumerate(tokens[: len(tokens) - drafts], start):
+            if request in self.spoiled:
+                break  # what it sampled last is as wrong
             if token != cached.reference.token(position):
                 what = "a token that it does not know" if token < 0 else f"token {token}"
                 message = f"{request} is fed {what} at position {position}"
@@ -242,6 +291,8 @@ class StubV1:
                 break
         if cached.computed + len(tokens) < len(cached.prompt) + len(cached.outputs):
             return []
+        if request in self.spoiled:
+            return [wrong_token(cached.reference.token(last))]
         sampled: list[int] = []
         for draft in (*tokens[len(tokens) - drafts :], None) if drafts else (None,):
             true = cached.reference.token(last + len(sampled))

@@ -5,9 +5,10 @@ scheduler is sent them, the drafts. If they do not, one of them does not do what
 (the stub's contract, or the device's set-up), never a finding.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
+from harness.peers.orders import Transfers
 from harness.step import Step
 from harness.verdict import HarnessError
 from harness.worker.interface import Result, Worker
@@ -33,6 +34,16 @@ class Tandem:
         self._step: Step
         self._truth: dict[str, list[int]] = {}
         """What the last step samples, by the stub."""
+        self._spoiled: Set[str] = frozenset()
+        """Rows for which it may sample anything."""
+
+    @property
+    def transfers(self) -> Transfers:
+        return self.stub.transfers
+
+    @property
+    def spoiled(self) -> Set[str]:
+        return self.stub.spoiled
 
     @property
     def observations(self) -> Sequence[Observation]:
@@ -52,6 +63,7 @@ class Tandem:
                 lambda: self.device.sample_tokens(step, None)(),
             )
             raise
+        self._spoiled = frozenset(self.stub.spoiled)
         self._device(step, lambda: self.device.execute_model(step, scheduler_output), observations)
         return observations
 
@@ -65,13 +77,17 @@ class Tandem:
             self._must_fail(step, failure, lambda: self.device.sample_tokens(step, grammar_output)())
             raise
         self._step, self._truth = step, self.stub.sampled(step)
-        truth = self._truth
+        truth, spoiled = self._truth, self._spoiled
         result = self._device(step, lambda: self.device.sample_tokens(step, grammar_output))
+        if self.device.transfers != self.stub.transfers:
+            raise Disagreement(
+                step, f"the device reports {self.device.transfers}, the stub {self.stub.transfers}"
+            )
 
         def compared() -> Any:
             output = self._device(step, result)
             found = dict(zip(output.req_ids, map(list, output.sampled_token_ids), strict=False))
-            for request in truth | found:
+            for request in sorted((truth | found).keys() - spoiled):
                 if (said := found.get(request, [])) != truth.get(request, []):
                     raise Disagreement(
                         step, f"{request} samples {said} on the device, the stub says {truth.get(request)}"
@@ -98,6 +114,8 @@ class Tandem:
             expected, found = dict(zip(*ours, strict=True)), dict(zip(*theirs, strict=True))
             for request, tokens in found.items():
                 # The drafts of an unfinished prefill are guesses about tokens that are known; nobody uses them.
+                if request in self._spoiled:
+                    continue
                 if self._truth.get(request) and tokens != expected.get(request):
                     raise Disagreement(
                         self._step,

@@ -5,9 +5,11 @@ from msgspec.structs import replace
 
 from harness.execute import execute
 from harness.oracles.fences import Fences
+from harness.scenario import Load, Request, Text
+from harness.trace import Delivered
 from harness.verdict import Level, Verdict
 from oracles.faults import SCHEDULE, Fault, after, assert_heard, assert_quiet, faults
-from scenarios import EVICTABLE, LEGAL, SMALL, scenario, text
+from scenarios import CONNECTED, EVICTABLE, LEGAL, SMALL, scenario, text
 
 pytestmark = pytest.mark.usefixtures("vllm")
 
@@ -79,6 +81,20 @@ def test_evictable_in_flight_is_a_hazard():
     assert [(v.oracle, v.kind, v.level, v.fatal) for v in result.violations] == [
         ("O3", "encoder-evictable-in-flight", Level.HAZARD, False)
     ]
+
+
+def test_two_requests_may_compute_a_failed_load_again():
+    """r1, whose own load is asynchronous, shares the blocks of r0's load, which fails: vLLM sends both back."""
+    ends = (Text(1, 0, 4), Text(2, 0, 4))
+    shared = scenario(
+        CONNECTED,
+        *(Request((Text(0, 0, 9), end), 2) for end in ends),
+    )
+    loads = (Load(8, failed=(1,)), Load(12, True))
+    requests = tuple(replace(r, load=load) for r, load in zip(shared.requests, loads, strict=True))
+    result = execute(replace(shared, requests=requests), (Fences,))
+    assert result.violations == ()
+    assert any(update.invalid_blocks for update in result.trace.entries if isinstance(update, Delivered))
 
 
 def test_a_block_reused_in_flight_is_a_hazard():

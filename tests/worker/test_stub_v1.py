@@ -8,11 +8,19 @@ import pytest
 from msgspec.structs import replace
 
 from harness.model import EOS, VOCABULARY, wrong_token
-from harness.scenario import Chunked, Full, Grammar, Mamba, Speculative
+from harness.peers.orders import LoadOrder, Orders, SendOrder
+from harness.scenario import Chunked, Connector, Full, Grammar, Mamba, Speculative
 from harness.step import copy_step
 from harness.verdict import HarnessError
 from harness.worker import masks
-from harness.worker.observation import Breach, EncoderMiss, KvMismatch, MaskMismatch, RunnerFailure
+from harness.worker.observation import (
+    Breach,
+    EncoderMiss,
+    KvMismatch,
+    MaskMismatch,
+    RunnerFailure,
+    SentMismatch,
+)
 from worker.steps import ENGINE, cached, new, picture, references, step, stub, text
 
 ONE = references(text(6))
@@ -303,7 +311,7 @@ def test_items_that_are_not_the_client_s_are_seen():
     assert breaches(execution) == ["items-changed"]
 
 
-@pytest.mark.parametrize("field", ["kv_cache_block_copies", "kv_connector_metadata"])
+@pytest.mark.parametrize("field", ["kv_cache_block_copies", "ec_connector_metadata"])
 def test_what_no_worker_models_is_refused_and_not_forgiven(field):
     with pytest.raises(HarnessError, match=field):
         copy_step(SimpleNamespace(**{field: [1]}), 0, 0)
@@ -449,3 +457,56 @@ def test_a_zeroed_block_is_empty_before_anything_is_read():
         (1, 3, "unwritten"),
         (0, 0, "unwritten"),
     ]
+
+
+# -- connector ----------------------------------------------------------------------------------
+
+CONNECTED = replace(ENGINE, connector=Connector())
+
+
+def ordered(*loads, tokens=0, rows=(), **rest):
+    return dataclasses.replace(step(*rows, tokens=tokens), orders=Orders(loads=loads), **rest)
+
+
+def test_a_step_without_metadata_fails_if_there_is_a_connector():
+    worker = stub(ONE, CONNECTED)
+    with pytest.raises(RunnerFailure):
+        worker.execute(step())
+    assert [seen.kind for seen in worker.observations] == ["no-connector-metadata"]
+
+
+def test_a_synchronous_load_is_there_for_its_step_if_it_starts_first():
+    load = LoadOrder("r0", 0, 4, ((1, 2),), False, 0, ())
+    row = new(R0, (1, 2), computed=4)
+    assert stub(ONE, CONNECTED).execute(ordered(load, tokens=2, rows=(row,))).observations == ()
+    late = stub(ONE, CONNECTED).execute(ordered(load, tokens=2, rows=(row,), loads_first=False))
+    assert [seen.found for seen in late.observations] == ["unwritten"]
+
+
+def test_what_is_computed_from_a_failed_load_is_as_wrong_and_so_is_what_it_samples():
+    """r1 attends to a block that r0 computes, in the same step, from what failed."""
+    known = references(text(6), text(9))
+    worker = stub(known, CONNECTED)
+    load = LoadOrder("r0", 0, 4, ((1, 2),), False, 0, (1,))
+    rows = (new(known["r0"], (1, 2), computed=4), new(known["r1"], (1, 3, 4), request="r1", computed=4))
+    execution = worker.execute(ordered(load, tokens={"r0": 2, "r1": 5}, rows=rows))
+    assert [(seen.request, seen.found) for seen in execution.observations] == [
+        ("r0", "what a failed load left"),
+        ("r1", "what a failed load left"),
+    ]
+    assert execution.sampled == {
+        request: [wrong_token(known[request].token(end))] for request, end in (("r0", 6), ("r1", 9))
+    }
+    assert worker.mover.transfers.invalid == {1}
+    assert worker.kv.is_spoiled(worker.kv.slots([1, 2], 4, 6))
+
+
+def test_a_send_finds_whether_its_blocks_still_hold_what_was_computed():
+    worker = stub(ONE, CONNECTED)
+    row = new(R0, (1, 2))
+    send = SendOrder("r0", ((1, 2),), 6, 0)
+    worker.execute(ordered(tokens=6, rows=(row,)))
+    assert worker.execute(dataclasses.replace(step(), orders=Orders(sends=(send,)))).observations == ()
+    worker.kv.spoil(worker.kv.slots([1, 2], 5, 6))
+    found = worker.execute(dataclasses.replace(step(), orders=Orders(sends=(send,)))).observations
+    assert found == (SentMismatch("r0", 5, "what a failed load left"),)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from harness.peers.orders import NOTHING, Transfers
 from harness.verdict import HarnessError
 from harness.worker.observation import Breach, RunnerFailure
 from harness.worker.tandem import Disagreement, Tandem
@@ -19,6 +20,8 @@ class Double:
     """A worker that says what it is told to say; `fails` names the calls that raise."""
 
     observations = (Breach("kind", "message"),)
+    transfers = NOTHING
+    spoiled: frozenset[str] = frozenset()
 
     def __init__(
         self,
@@ -96,6 +99,19 @@ def test_other_tokens_are_a_disagreement(said: dict[str, list[int]]) -> None:
         run(Double(), Double(said))
     assert caught.value.step is STEP
     assert isinstance(caught.value, HarnessError)
+
+
+def test_other_transfers_are_a_disagreement() -> None:
+    stub = Double()
+    stub.transfers = Transfers(received=("r0",))
+    with pytest.raises(Disagreement, match="the device reports"):
+        run(stub, Double())
+
+
+def test_what_comes_of_a_failed_load_may_be_anything() -> None:
+    stub, device = Double(drafts={"r1": [9]}), Double({"r0": [], "r1": [5]}, drafts={"r1": [1]})
+    stub.spoiled = frozenset({"r1"})
+    assert run(stub, device) == (device.output, (["r1"], [[1]]))
 
 
 def test_a_result_is_compared_with_its_own_step() -> None:

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from harness import compat
+from harness import build, compat
 from harness.groups import groups_of, looks_ahead
 from harness.model import VOCABULARY
 from harness.scenario import MAX_GROUPS, MAX_MODEL_LEN, Chunked, Engine, Full, Group, Window
@@ -77,6 +77,9 @@ def vllm_config(engine: Engine) -> Any:
     """The worker's VllmConfig; vLLM's own errors go through."""
     from vllm.config import CacheConfig, DeviceConfig, LoadConfig, ParallelConfig, SchedulerConfig, VllmConfig
 
+    connector: dict[str, Any] = {}
+    if engine.connector is not None:
+        connector["kv_transfer_config"] = build.kv_transfer_config(engine.connector)
     config = compat.construct(
         VllmConfig,
         model_config=_model_config(architecture(engine), engine),
@@ -96,9 +99,11 @@ def vllm_config(engine: Engine) -> Any:
         parallel_config=ParallelConfig(),
         device_config=DeviceConfig(device=device_type()),
         load_config=LoadConfig(load_format=LOADER),
+        **connector,
     )
     # What VllmConfig settles for a platform (no asynchronous scheduling on a CPU), said again.
     config.scheduler_config.async_scheduling = engine.async_scheduling
+    config.scheduler_config.disable_hybrid_kv_cache_manager = False
     config.cache_config.block_size = engine.block_size
     config.cache_config.num_gpu_blocks = engine.num_gpu_blocks
     compat.fix_kv_cache_layout(config.cache_config)

@@ -11,7 +11,7 @@ import torch
 from harness import compat
 from harness.build import Rejected
 from harness.scenario import Engine
-from harness.worker.device import config, features, ngram, streams
+from harness.worker.device import config, connector, features, ngram, streams
 from harness.worker.device.kernels import launch, v1, v2_batch, v2_sampling
 
 POISON = 54321.0
@@ -38,7 +38,9 @@ def model_runner(engine: Engine) -> Any:
         except NotImplementedError as error:
             raise Rejected(f"its model runner: {error}") from error
         runner.load_model()
-        runner.initialize_kv_cache(config.kv_cache_config(engine, settings))
+        caches = config.kv_cache_config(engine, settings)
+        connector.join(settings, caches)
+        runner.initialize_kv_cache(caches)
     poison(runner)
     return runner
 

@@ -3,10 +3,11 @@
 A runner is made new for every scenario: its state is what this scenario made of it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from harness.model import Reference
+from harness.peers.orders import NOTHING, Transfers
 from harness.scenario import DEFAULT_DELAY, Scenario
 from harness.step import Step
 from harness.worker.device import streams
@@ -19,9 +20,10 @@ class DeviceWorker:
     """Says nothing but tokens. What the runner raises goes through."""
 
     observations: Sequence[Observation] = ()
+    spoiled: Set[str] = frozenset()
 
     def __init__(self, scenario: Scenario, references: Mapping[str, Reference]) -> None:
-        from harness.worker.device import network, ngram
+        from harness.worker.device import connector, network, ngram
         from harness.worker.device.runner import model_runner
 
         self._runner = model_runner(scenario.engine)
@@ -32,8 +34,13 @@ class DeviceWorker:
         drafter = getattr(self._runner, "drafter", None) or getattr(self._runner, "speculator", None)
         if isinstance(drafter, ngram.Proposer):
             drafter.runner, drafter.references = self._runner, references
+        self._mover = connector.mover(self._runner, references)
         self._delays = scenario.step_delays or (DEFAULT_DELAY,)
         self._output: Any = None
+
+    @property
+    def transfers(self) -> Transfers:
+        return NOTHING if self._mover is None else self._mover.transfers
 
     def item_data(self, identity: int, length: int) -> Any:
         from harness.worker.device.features import item_data
@@ -42,6 +49,8 @@ class DeviceWorker:
 
     def execute_model(self, step: Step, scheduler_output: Any) -> Sequence[Observation]:
         streams.occupy(self._runner.device, self._delays[step.index % len(self._delays)])
+        if self._mover is not None:
+            self._mover.now = step.iteration
         self._output = self._runner.execute_model(scheduler_output)
         return ()
 

@@ -1,0 +1,150 @@
+"""O17: the connector protocol."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
+
+from harness.oracles.base import Oracle
+from harness.peers.orders import LoadOrder
+from harness.step import Step
+from harness.worker.observation import Observation, SentMismatch
+
+
+class ConnectorProtocol(Oracle):
+    """O17: blocks belong to a transfer until its end is told, and the connector's hooks are called as they say.
+
+    Promised by KVConnectorBase_V1's docstrings. Hooks: `update_state_after_alloc` names the tokens that
+    `get_num_new_matched_tokens` has answered, with blocks for all of them; `request_finished` is called once for each
+    request. Transfers: from an asynchronous load's order until the scheduler is told of its end, also if the request is
+    aborted, its blocks stay the request's own, the request is not scheduled, and no step writes them, neither a later
+    one nor one that is in flight when the load begins: a load is not ordered with the steps (`defer_block_free`, from
+    0.24). After `request_finished` has returned True, the blocks stay the request's own, and hold what it computed,
+    until the send's end is told. When the scheduler has been told of a failed load, and recomputes, nothing that was
+    computed with it counts any more (`_handle_invalid_blocks`).
+
+    Ledger: 32255, 34484, 45357, 18485.
+    """
+
+    family: ClassVar[str] = "O17"
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._written: dict[int, frozenset[int]] = {}
+        """Step index -> blocks that the step writes; for steps in flight."""
+
+    def dispatched(self, step: Step) -> None:
+        external = self.world.external
+        if external is None:
+            return
+        flying = {flight.step.index for flight in self.world.flights}
+        self._written = {index: blocks for index, blocks in self._written.items() if index in flying}
+        for load in step.orders.loads if step.orders else ():
+            if load.asynchronous:
+                self._starts(step, load)
+        written = frozenset(self._writes(step))
+        for load in external.loads.values():
+            if load.request in step.scheduled:
+                self._wrong(
+                    "scheduled-while-loading",
+                    "Scheduler.schedule",
+                    f"step {step.index} computes for {load.request}, whose load is not over",
+                    load.request,
+                )
+            if blocks := written & load.destinations(self.world.engine.block_size):
+                self._wrong(
+                    "load-destination-written",
+                    "Scheduler.schedule",
+                    f"step {step.index} writes blocks {sorted(blocks)}, into which the load of {load.request} is going",
+                    load.request,
+                )
+        self._written[step.index] = written
+        self._check()
+
+    def executed(self, step: Step, observations: Sequence[Observation]) -> None:
+        for seen in observations:
+            if isinstance(seen, SentMismatch):
+                self._wrong(
+                    "sent-other-content",
+                    "request_finished",
+                    f"the send of {seen.request}, over in step {step.index}: position {seen.position} is {seen.found}",
+                    seen.request,
+                )
+
+    def delivered(self, step: Step, outputs: object) -> None:
+        external = self.world.external
+        for request in sorted(external.failed) if external else ():
+            state = self.world.scheduler.requests.get(request)
+            if state is None or state.status.name != "RUNNING":
+                continue
+            if state.num_output_placeholders and state.num_computed_tokens < state.num_prompt_tokens:
+                self._wrong(
+                    "failed-load-not-undone",
+                    "Scheduler._handle_invalid_blocks",
+                    f"{request}, a load of which failed, is back at {state.num_computed_tokens} of "
+                    f"{state.num_prompt_tokens} prompt tokens; outputs in flight: {state.num_output_placeholders}",
+                    request,
+                )
+
+    def settled(self) -> None:
+        if self.world.external is not None:
+            self._check()
+
+    def drained(self) -> None:
+        external = self.world.external
+        untold = sorted(self.world.lives.keys() - set(external.finished)) if external else []
+        if untold:
+            self._wrong(
+                "finish-not-told",
+                "request_finished",
+                f"the connector never heard the end of {untold}",
+                *untold,
+            )
+
+    def _check(self) -> None:
+        """What the hooks met, and who holds the blocks of transfers."""
+        external = self.world.external
+        assert external is not None
+        for protest in external.protests:
+            self._wrong(protest.kind, protest.hook, protest.message, protest.request)
+        external.protests.clear()
+        if not external.loads and not external.sends:
+            return
+        held: dict[str, set[int]] = {}
+        for request, blocks in self.world.holders():
+            held.setdefault(request, set()).update(block.block_id for block in blocks)
+        for load in external.loads.values():
+            self._held(
+                "load-destination-freed", load.request, load.destinations(self.world.engine.block_size), held
+            )
+        for send in external.sends.values():
+            self._held("send-source-freed", send.request, send.sources(), held)
+
+    def _held(self, kind: str, request: str, blocks: Iterable[int], held: dict[str, set[int]]) -> None:
+        lost = sorted(set(blocks) - held.get(request, set()))
+        if lost:
+            message = f"blocks {lost} of {request} are no longer its own, and its transfer is not over"
+            state = "ended" if not self.world.lives[request].live else "live"
+            self._wrong(kind, f"{state} request", message, request)
+
+    def _starts(self, step: Step, load: LoadOrder) -> None:
+        destinations = load.destinations(self.world.engine.block_size)
+        for index, written in self._written.items():
+            if blocks := written & destinations:
+                self._wrong(
+                    "load-into-block-in-flight",
+                    "BlockPool",
+                    f"with step {step.index} begins the load of {load.request} into blocks {sorted(blocks)}, which "
+                    f"step {index}, in flight, still writes",
+                    load.request,
+                )
+
+    def _writes(self, step: Step) -> Iterable[int]:
+        managers = self.world.scheduler.kv_cache_manager.coordinator.single_type_managers
+        for request, start in step.computed.items():
+            count = step.scheduled.get(request, 0)
+            for manager in managers:
+                size = manager.block_size
+                blocks = manager.req_to_blocks.get(request, ())[start // size : -(-(start + count) // size)]
+                yield from (block.block_id for block in blocks if not block.is_null)
+
+    def _wrong(self, kind: str, anchor: str, message: str, *requests: str) -> None:
+        self.report(kind, anchor, message, *requests)
