@@ -89,9 +89,10 @@ def page(outcomes: Sequence[Outcome]) -> str:
 def _found_row(record: Record, outcome: Outcome) -> str:
     hunt = outcome.hunts[-1]
     quiet = {"": "nobody was asked"}.get(hunt.quiet, _quiet(hunt))
+    hazard = " (hazard)" if hunt.level == "hazard" else ""
     features = "all" if record.features == "all" else hunt.features.replace(",", ", ")
     return (
-        f"| {record.id} | {record.says} | {_where(hunt)} | `{hunt.fingerprint}`{' (hazard)' if hunt.level == 'hazard' else ''} | {quiet} | {hunt.executions} "
+        f"| {record.id} | {record.says} | {_where(hunt)} | `{hunt.fingerprint}`{hazard} | {quiet} | {hunt.executions} "
         f"| {hunt.seconds:.0f} | {hunt.seed} | {features} |"
     )
 
