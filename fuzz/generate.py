@@ -418,6 +418,10 @@ def _without_hybrid_connector(scenario: Scenario) -> Scenario:
     return replace(scenario, engine=replace(scenario.engine, sliding_window=window))
 
 
+def _without_hybrid_failures(scenario: Scenario) -> Scenario:
+    return _without_failed_loads(scenario) if scenario.engine.sliding_window else scenario
+
+
 def _without_stops(scenario: Scenario) -> Scenario:
     requests = (replace(r, ignore_eos=False, eos_at=None, stop_at=None) for r in scenario.requests)
     return replace(scenario, requests=tuple(requests))
@@ -451,6 +455,7 @@ _OFF: dict[str, Callable[[Scenario], Scenario]] = {
     "failed_load": _without_failed_loads,
     "load_failure_policy": _without_failure_policy,
     "hybrid_connector": _without_hybrid_connector,
+    "hybrid_failed_load": _without_hybrid_failures,
     # These three read what the others leave: lengths, then the budget that a length asks for, then blocks for both.
     "max_model_len": _within_model_len,
     "chunked_prefill": _engine_field(enable_chunked_prefill=False, long_prefill_token_threshold=0),

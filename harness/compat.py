@@ -54,8 +54,19 @@ _PRESENT: Mapping[str, tuple[Callable[[], bool], str]] = {
         lambda: not loads_are_whole_blocks(),
         "the scheduler takes a connector's asynchronous load for one of a single KV cache group",
     ),
+    "hybrid_failed_load": (
+        lambda: not _refuses_failed_blocks_of_groups(),
+        "the scheduler says that blocks of a failed load cannot be told with several KV cache groups",
+    ),
 }
 """Optional features (harness.features) by name: whether the loaded vLLM has it, and what it must have for that."""
+
+
+def _refuses_failed_blocks_of_groups() -> bool:
+    """From 0.31 on."""
+    scheduler = optional("vllm.v1.core.sched.scheduler", "Scheduler")
+    names = scheduler._handle_invalid_blocks.__code__.co_names
+    return "kv_cache_groups" in names and "RuntimeError" in names
 
 
 @functools.cache

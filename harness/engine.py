@@ -101,8 +101,6 @@ class Run:
             deque() if self.core.batch_queue is None else self.core.batch_queue
         )
         """The engine's own where it has one: a pause waits until it is empty."""
-        self._aborts: list[str] = []
-        """Aborts in the aborts queue; the input queue delivers them too, an iteration later."""
 
     # -- the loop -----------------------------------------------------------------------------------------------
 
@@ -137,7 +135,7 @@ class Run:
         for oracle in self.oracles:
             if isinstance(oracle, Progress):
                 oracle.quiet = over and not self.grammars.pending
-        if self._busy() or self._aborts:
+        if self._busy() or self.world.aborting:
             return True
         self.operator.notify_idle()
         self._stop_if_fatal()
@@ -162,10 +160,10 @@ class Run:
         iteration.
         """
         idle = not self._busy()
-        for request in self._aborts:
+        for request in self.world.aborting:
             self._guarded(self.core.abort_requests, [request])
             self._abort_applied(request)
-        self._aborts.clear()
+        self.world.aborting.clear()
         timeline = self.scenario.timeline
         while self._next_event < len(timeline) and self._due <= self.world.iteration:
             idle = self._notify_if(idle)
@@ -215,7 +213,7 @@ class Run:
         self.trace.add(Occurred(self.world.iteration, "abort", request, event.in_step))
         if event.in_step:
             self.core.aborts_queue.put_nowait([request])
-            self._aborts.append(request)
+            self.world.aborting.append(request)
         else:
             self._guarded(self.core.abort_requests, [request])
             self._abort_applied(request)
@@ -332,10 +330,10 @@ class Run:
 
     def _updated(self, outputs: Any) -> None:
         """`update_from_output` has returned, if a result was taken at all."""
-        if self._aborts and self.core.aborts_queue.empty():
-            for request in self._aborts:
+        if self.world.aborting and self.core.aborts_queue.empty():
+            for request in self.world.aborting:
                 self._abort_applied(request)
-            self._aborts.clear()
+            self.world.aborting.clear()
         flight, self.arriving = self.arriving, None
         if flight is None:
             return

@@ -26,12 +26,17 @@ def _loads_groups(scenario: Scenario) -> bool:
     return scenario.engine.connector is not None and scenario.engine.sliding_window > 0
 
 
+def _fails_groups(scenario: Scenario) -> bool:
+    return _loads_groups(scenario) and any(r.load is not None and r.load.failed for r in scenario.requests)
+
+
 OPTIONAL: Mapping[str, Callable[[Scenario], bool]] = {
     "groups": lambda scenario: bool(scenario.engine.kv_cache_groups),
     "pause": _pauses,
     "encoder_reset": _resets_encoder,
     "load_failure_policy": _fails_loads,
     "hybrid_connector": _loads_groups,
+    "hybrid_failed_load": _fails_groups,
 }
 """By the name under which `fuzz.generate` knows the feature."""
 

@@ -163,8 +163,7 @@ def _repair_load(load: Load | None, prompt_length: int, engine: Engine) -> Load 
         load,
         tokens=tokens,
         latency=load.latency if load.load_kv_async else 0,
-        # Scheduler._handle_invalid_blocks: block ids say too little with several groups.
-        failed=() if engine.sliding_window else tuple(sorted(set(load.failed))),
+        failed=tuple(sorted(set(load.failed))),
     )
 
 

@@ -65,6 +65,9 @@ def uses(scenario: Scenario, feature: str) -> bool:
         "load_failure_policy": engine.connector is not None
         and engine.connector.kv_load_failure_policy == "fail",
         "hybrid_connector": engine.connector is not None and engine.sliding_window > 0,
+        "hybrid_failed_load": engine.connector is not None
+        and engine.sliding_window > 0
+        and any(r.load is not None and r.load.failed for r in requests),
     }[feature]
 
 
@@ -72,6 +75,7 @@ NEEDS = {
     "failed_load": ("connector",),
     "load_failure_policy": ("connector",),
     "hybrid_connector": ("connector", "sliding_window"),
+    "hybrid_failed_load": ("connector", "sliding_window", "failed_load"),
 }
 """Features that are about others."""
 

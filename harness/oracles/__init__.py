@@ -15,6 +15,7 @@ from harness.oracles.kv_content import KvContent
 from harness.oracles.kv_events import KvEvents
 from harness.oracles.limits import Limits
 from harness.oracles.outputs import Outputs
+from harness.oracles.preemption import Preemption
 from harness.oracles.progress import Progress
 from harness.oracles.queues import Queues
 
@@ -34,6 +35,7 @@ ALL: tuple[type[Oracle], ...] = (
     Contract,
     GrammarMasks,
     KvEvents,
+    Preemption,
     ConnectorProtocol,
 )
 

@@ -1,6 +1,6 @@
 """O5: encoder cache accounting."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from harness.oracles.base import Oracle
 from harness.scenario import image_hash
@@ -12,12 +12,18 @@ class EncoderAccounting(Oracle):
 
     Promised by EncoderCacheManager's class docstring: `num_free_slots` is the capacity not taken by entries,
     `num_freeable_slots` adds the entries without reference, both between 0 and `cache_size`; references belong to
-    requests that live. A step encodes at most the compute budget.
+    requests that live. A step encodes at most the compute budget. An entry stays while a request is in the midst of its
+    item ("free only what is processed"), so that nothing is encoded again for the rest of one.
 
-    Ledger: 12545, 23544, 51228, 25890.
+    Ledger: 12545, 23544, 51228, 25890, 54284.
     """
 
     family: ClassVar[str] = "O5"
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._begun: dict[str, tuple[int, set[int]]] = {}
+        """Per request, where its last step ended and which items it has met without a break up to there."""
 
     def dispatched(self, step: Step) -> None:
         encoder = self.world.engine.encoder
@@ -37,6 +43,30 @@ class EncoderAccounting(Oracle):
                 *step.encoder_inputs,
             )
         self._counters()
+        self._encoded_again(step)
+
+    def _encoded_again(self, step: Step) -> None:
+        fresh = {row.request for row in step.new} | {row.request for row in step.cached if row.resumed}
+        for request, start in step.computed.items():
+            end = start + step.scheduled.get(request, 0)
+            before, begun = self._begun.get(request, (0, set()))
+            if request in fresh or before != start:
+                begun = set()
+            items = self.world.references[request].items
+            for index in step.encoder_inputs.get(request, ()):
+                if index in begun and items[index][0] < start:
+                    self.report(
+                        "encoded-again",
+                        "EncoderCacheManager",
+                        f"step {step.index}: {request} is at {start}, in the midst of "
+                        f"{image_hash(items[index][2])}, which is encoded again",
+                        request,
+                        fatal=False,
+                    )
+            met = {
+                i for i, (offset, length, _) in enumerate(items) if offset < end and offset + length > start
+            }
+            self._begun[request] = end, begun | met
 
     def delivered(self, step: Step, outputs: object) -> None:
         if self.world.engine.encoder is not None:
