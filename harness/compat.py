@@ -41,6 +41,7 @@ _PRESENT: Mapping[str, tuple[Callable[[], bool], str]] = {
         lambda: _any_mixture_of_groups(),
         "its HybridKVCacheCoordinator takes full attention and one other kind only",
     ),
+    "align": (lambda: _mamba_aligns(), "MambaSpec.mamba_cache_mode (from 0.15)"),
     "pause": (
         lambda: hasattr(optional("vllm.v1.core.sched.scheduler", "Scheduler"), "set_pause_state"),
         "Scheduler.set_pause_state (from 0.17)",
@@ -60,6 +61,10 @@ _PRESENT: Mapping[str, tuple[Callable[[], bool], str]] = {
     ),
 }
 """Optional features (harness.features) by name: whether the loaded vLLM has it, and what it must have for that."""
+
+
+def _mamba_aligns() -> bool:
+    return "mamba_cache_mode" in accepts(optional("vllm.v1.kv_cache_interface", "MambaSpec"))
 
 
 def _refuses_failed_blocks_of_groups() -> bool:

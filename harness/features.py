@@ -32,6 +32,7 @@ def _fails_groups(scenario: Scenario) -> bool:
 
 OPTIONAL: Mapping[str, Callable[[Scenario], bool]] = {
     "groups": lambda scenario: bool(scenario.engine.kv_cache_groups),
+    "align": lambda scenario: scenario.engine.mamba_cache_mode == "align",
     "pause": _pauses,
     "encoder_reset": _resets_encoder,
     "load_failure_policy": _fails_loads,

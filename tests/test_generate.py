@@ -49,6 +49,7 @@ def uses(scenario: Scenario, feature: str) -> bool:
         "mm": engine.encoder is not None or bool(scenario.images),
         "sliding_window": engine.sliding_window > 0,
         "groups": bool(engine.kv_cache_groups),
+        "align": engine.mamba_cache_mode == "align",
         "free": engine.interleaving == "free",
         "stop": any(r.ignore_eos or r.eos_at is not None or r.stop_at is not None for r in requests),
         "grammar": any(r.grammar for r in requests),
@@ -72,6 +73,7 @@ def uses(scenario: Scenario, feature: str) -> bool:
 
 
 NEEDS = {
+    "align": ("groups", "prefix_cache"),
     "failed_load": ("connector",),
     "load_failure_policy": ("connector",),
     "hybrid_connector": ("connector", "sliding_window"),
