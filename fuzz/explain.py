@@ -121,7 +121,7 @@ def _configuration(scenario: Scenario) -> Iterator[str]:
         lines += [
             f"  {name} = {_value(value)}"
             for name, value in asdict(engine.encoder).items()
-            if name != "disable_chunked_mm_input" or value
+            if value is not False
         ]
     if engine.connector is not None:
         lines += [

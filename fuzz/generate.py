@@ -154,7 +154,7 @@ def _engine(rng: Random, weights: Weights, block_size: BlockSize, images: tuple[
         kv_cache_groups=_groups(rng, weights, block_size) if "groups" in weights else (),
         mamba_cache_mode="align" if "align" in weights else "none",
         speculative=Speculative(rng.choice(_METHODS), rng.choice(_DRAFTS)) if "spec" in weights else None,
-        encoder=_encoder(rng, images) if "mm" in weights else None,
+        encoder=_encoder(rng, weights, images) if "mm" in weights else None,
         enable_kv_cache_events="events" in weights,
         connector=_connector(rng, weights) if "connector" in weights else None,
         interleaving="free" if _chance(rng, weights, "free") else "engine",
@@ -192,7 +192,7 @@ def new_group(rng: Random, block_size: int) -> Group:
     return rng.choice(kinds)
 
 
-def _encoder(rng: Random, images: tuple[int, ...]) -> Encoder:
+def _encoder(rng: Random, weights: Weights, images: tuple[int, ...]) -> Encoder:
     """A cache for one or two images, so that one must go before another comes, and a budget for about as much."""
     longest = max(images)
     two = sum(sorted(images)[-2:])
@@ -200,6 +200,7 @@ def _encoder(rng: Random, images: tuple[int, ...]) -> Encoder:
         max_num_encoder_input_tokens=max(longest, _near(rng, longest, longest, two, 64)),
         encoder_cache_size=max(longest, _near(rng, longest, longest, two, two, sum(images))),
         disable_chunked_mm_input=rng.random() < 0.25,
+        is_encoder_decoder=_chance(rng, weights, "encoder_decoder"),
     )
 
 
@@ -359,6 +360,14 @@ def _without_images(scenario: Scenario) -> Scenario:
     return replace(scenario, engine=replace(scenario.engine, encoder=None), images=(), requests=requests)
 
 
+def _without_cross_attention(scenario: Scenario) -> Scenario:
+    engine = scenario.engine
+    if engine.encoder is None:
+        return scenario
+    encoder = replace(engine.encoder, is_encoder_decoder=False)
+    return replace(scenario, engine=replace(engine, encoder=encoder))
+
+
 def _within_model_len(scenario: Scenario) -> Scenario:
     """Room for every request and its drafts; where the language has no such length, fewer output tokens."""
     engine = scenario.engine
@@ -442,6 +451,7 @@ _OFF: dict[str, Callable[[Scenario], Scenario]] = {
     "async": _engine_field(async_scheduling=False),
     "spec": _engine_field(speculative=None),
     "mm": _without_images,
+    "encoder_decoder": _without_cross_attention,
     "groups": _engine_field(kv_cache_groups=()),
     "align": _engine_field(mamba_cache_mode="none"),
     "sliding_window": _engine_field(sliding_window=0),

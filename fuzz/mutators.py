@@ -210,11 +210,10 @@ def change_groups(rng: Random, scenario: Scenario) -> Scenario:
 
 def change_encoder(rng: Random, scenario: Scenario) -> Scenario:
     old = scenario.engine.encoder or Encoder()
-    name = rng.choice(("max_num_encoder_input_tokens", "encoder_cache_size", "disable_chunked_mm_input"))
-    if name == "disable_chunked_mm_input":
-        return _engine(
-            scenario, encoder=replace(old, disable_chunked_mm_input=not old.disable_chunked_mm_input)
-        )
+    flags = ("disable_chunked_mm_input", "is_encoder_decoder")
+    name = rng.choice(("max_num_encoder_input_tokens", "encoder_cache_size", *flags))
+    if name in flags:
+        return _engine(scenario, encoder=replace(old, **{name: not getattr(old, name)}))
     sums = [one + other for one in (0, *scenario.images) for other in scenario.images] or [64]
     value = _tweak(rng, rng.choice((getattr(old, name), *sums)), 1, MAX_MODEL_LEN)
     return _engine(scenario, encoder=replace(old, **{name: value}))

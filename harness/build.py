@@ -206,7 +206,7 @@ def _groups(engine: Engine) -> tuple[Any, ...]:
 
 def engine_core(engine: Engine, executor: Any, grammars: Grammars | None = None) -> Any:
     """An EngineCoreProc whose scheduler is real and whose executor is `executor`. Raises Rejected as `vllm_config`."""
-    from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
+    from vllm.v1.core import encoder_cache_manager
     from vllm.v1.engine.core import EngineCoreProc
 
     config = vllm_config(engine)
@@ -229,7 +229,9 @@ def engine_core(engine: Engine, executor: Any, grammars: Grammars | None = None)
         log_stats=False,
     )
     if engine.encoder is not None:
-        core.scheduler.encoder_cache_manager = EncoderCacheManager(
+        core.scheduler.is_encoder_decoder = engine.encoder.is_encoder_decoder
+        manager = "EncoderDecoderCacheManager" if engine.encoder.is_encoder_decoder else "EncoderCacheManager"
+        core.scheduler.encoder_cache_manager = getattr(encoder_cache_manager, manager)(
             cache_size=engine.encoder.encoder_cache_size
         )
         core.scheduler.max_num_encoder_input_tokens = engine.encoder.max_num_encoder_input_tokens

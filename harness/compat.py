@@ -42,6 +42,10 @@ _PRESENT: Mapping[str, tuple[Callable[[], bool], str]] = {
         "its HybridKVCacheCoordinator takes full attention and one other kind only",
     ),
     "align": (lambda: _mamba_aligns(), "MambaSpec.mamba_cache_mode (from 0.15)"),
+    "encoder_decoder": (
+        lambda: optional("vllm.v1.core.encoder_cache_manager", "EncoderDecoderCacheManager") is not None,
+        "EncoderDecoderCacheManager (from 0.13)",
+    ),
     "pause": (
         lambda: hasattr(optional("vllm.v1.core.sched.scheduler", "Scheduler"), "set_pause_state"),
         "Scheduler.set_pause_state (from 0.17)",

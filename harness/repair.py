@@ -81,6 +81,18 @@ def _repair_engine(engine: Engine, images: tuple[int, ...]) -> Engine:
             engine = replace(engine, enable_prefix_caching=False, speculative=None)
     else:
         engine = replace(engine, mamba_cache_mode="none")
+    if reads_across(engine):
+        # SchedulerConfig, VllmConfig and the scheduler's constructor: neither goes with an encoder-decoder model.
+        engine = replace(
+            engine,
+            enable_prefix_caching=False,
+            enable_chunked_prefill=False,
+            speculative=None,
+            connector=None,
+            sliding_window=0,
+            kv_cache_groups=(),
+            mamba_cache_mode="none",
+        )
     sliding_window, groups = canonical_groups(engine)
     engine = replace(engine, sliding_window=sliding_window, kv_cache_groups=groups)
     speculative, encoder = engine.speculative, engine.encoder
@@ -102,6 +114,7 @@ def _repair_engine(engine: Engine, images: tuple[int, ...]) -> Engine:
             encoder,
             max_num_encoder_input_tokens=max(encoder.max_num_encoder_input_tokens, longest),
             encoder_cache_size=max(encoder.encoder_cache_size, longest),
+            disable_chunked_mm_input=encoder.disable_chunked_mm_input or encoder.is_encoder_decoder,
         )
     threshold = engine.long_prefill_token_threshold if engine.enable_chunked_prefill else 0
     return replace(
@@ -131,13 +144,18 @@ def _repair_aligned(engine: Engine) -> Engine:
     )
 
 
+def reads_across(engine: Engine) -> bool:
+    """Whether the model is an encoder-decoder one."""
+    return engine.encoder is not None and engine.encoder.is_encoder_decoder
+
+
 def _repair_request(request: Request, engine: Engine, images: tuple[int, ...]) -> Request:
     # The front end refuses prompts that leave no room for one output token.
     room = engine.max_model_len - 1
     prompt: list[Part] = []
     for part in request.prompt:
         if isinstance(part, Image):
-            if engine.encoder is None or not images:
+            if engine.encoder is None or not images or (reads_across(engine) and prompt):
                 continue
             part = Image(part.identity % len(images))
         length = part_length(part, images)

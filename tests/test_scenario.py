@@ -71,7 +71,7 @@ engines = st.builds(
     sliding_window=lengths,
     speculative=st.none()
     | st.builds(Speculative, st.sampled_from(("eagle", "mtp", "ngram")), st.integers(1, 8)),
-    encoder=st.none() | st.builds(Encoder, counts, counts, st.booleans()),
+    encoder=st.none() | st.builds(Encoder, counts, counts, st.booleans(), st.booleans()),
     interleaving=st.sampled_from(("engine", "free")),
 )
 events = st.one_of(

@@ -13,7 +13,8 @@ class EncoderAccounting(Oracle):
     Promised by EncoderCacheManager's class docstring: `num_free_slots` is the capacity not taken by entries,
     `num_freeable_slots` adds the entries without reference, both between 0 and `cache_size`; references belong to
     requests that live. A step encodes at most the compute budget. An entry stays while a request is in the midst of its
-    item ("free only what is processed"), so that nothing is encoded again for the rest of one.
+    item ("free only what is processed"), so that nothing is encoded again for the rest of one. With an encoder-decoder
+    model, which keeps nothing from step to step, the free slots are as many as there are, at most.
 
     Ledger: 12545, 23544, 51228, 25890, 54284.
     """
@@ -74,6 +75,16 @@ class EncoderAccounting(Oracle):
 
     def _counters(self) -> None:
         manager = self.world.scheduler.encoder_cache_manager
+        encoder = self.world.engine.encoder
+        if encoder is not None and encoder.is_encoder_decoder:
+            if not 0 <= manager.num_free_slots <= manager.cache_size:
+                self.report(
+                    "counter-drift",
+                    "EncoderDecoderCacheManager.num_free_slots",
+                    f"num_free_slots is {manager.num_free_slots}; there are {manager.cache_size}",
+                    fatal=False,
+                )
+            return
         sizes = {image_hash(identity): size for identity, size in enumerate(self.world.scenario.images)}
         entries = {image: sizes[image] for image in manager.cached}
         free = manager.cache_size - sum(entries.values())

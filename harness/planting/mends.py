@@ -6,6 +6,7 @@ Each is the smallest edit that takes the bug away, not a proposal. Written for 0
 from harness.planting.edits import precede, swap
 from harness.planting.plant import Edit, Plant
 
+_ACROSS = "vllm.v1.core.encoder_cache_manager:EncoderDecoderCacheManager"
 _SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 
 PLANTS = (
@@ -35,6 +36,28 @@ PLANTS = (
                     "self.cached_block_hash_to_block.pop(block_hash, block.block_id) is not None",
                     "self.cached_block_hash_to_block.pop(block_hash, block.block_id) is not None and "
                     "self.cached_block_hash_to_block.get_one_block(block_hash) is None",
+                ),
+            ),
+        ),
+    ),
+    Plant(
+        "mend-51228",
+        "mended: a request's encoder output is given back once",
+        (
+            Edit(
+                f"{_ACROSS}.allocate",
+                precede(
+                    "self.num_free_slots -= num_encoder_embeds",
+                    "vars(self).setdefault('mended', set()).add(request.request_id)",
+                ),
+            ),
+            Edit(
+                f"{_ACROSS}.free_encoder_input",
+                precede(
+                    "self.num_free_slots += num_encoder_embeds",
+                    "if request.request_id not in vars(self).setdefault('mended', set()):\n"
+                    "    return\n"
+                    "self.mended.discard(request.request_id)",
                 ),
             ),
         ),
