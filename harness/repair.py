@@ -15,7 +15,6 @@ from harness.scenario import (
     Event,
     Image,
     Load,
-    Mamba,
     Part,
     Pause,
     Request,
@@ -60,13 +59,7 @@ def blocks_needed(engine: Engine) -> int:
     vLLM refuses to start with a pool that cannot hold one full request (`check_enough_kv_cache_memory`).
     """
     sizes = [tokens_per_block(group, engine) for group in groups_of(engine)]
-    return 1 + sum(-(-engine.max_model_len // size) for size in sizes) + _blocks_for_drafts(engine)
-
-
-def _blocks_for_drafts(engine: Engine) -> int:
-    """A state's group keeps a block for each draft (`MambaSpec.num_speculative_blocks`)."""
-    drafts = engine.speculative.num_speculative_tokens if engine.speculative else 0
-    return drafts * groups_of(engine).count(Mamba())
+    return 1 + sum(-(-engine.max_model_len // size) for size in sizes)
 
 
 def _repair_engine(engine: Engine, images: tuple[int, ...]) -> Engine:
@@ -74,11 +67,11 @@ def _repair_engine(engine: Engine, images: tuple[int, ...]) -> Engine:
         # What a connector loads for a state or a chunk is its own affair; vLLM's load attention, windows included.
         engine = replace(engine, kv_cache_groups=())
     if has_mamba(engine):
-        # vLLM caches no prefix in mode "none", and takes "align" for one. Drafts in mode "none": not modelled.
-        if engine.mamba_cache_mode == "align":
+        # vLLM caches no prefix in mode "none", and takes "align" for one. Drafts we do not model there.
+        aligned = engine.mamba_cache_mode == "align"
+        engine = replace(engine, enable_prefix_caching=aligned, speculative=None)
+        if aligned:
             engine = _repair_aligned(engine)
-        else:
-            engine = replace(engine, enable_prefix_caching=False, speculative=None)
     else:
         engine = replace(engine, mamba_cache_mode="none")
     if reads_across(engine):
@@ -135,7 +128,6 @@ def _repair_aligned(engine: Engine) -> Engine:
     threshold, encoder = engine.long_prefill_token_threshold, engine.encoder
     return replace(
         engine,
-        enable_prefix_caching=True,
         enable_chunked_prefill=True,
         max_num_batched_tokens=max(engine.max_num_batched_tokens, engine.block_size),
         max_model_len=max(engine.max_model_len, engine.block_size),

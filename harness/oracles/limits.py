@@ -40,8 +40,6 @@ class Limits(Oracle):
                 )
             self._sure_end(step, request)
         most = -(-engine.max_model_len // engine.block_size)
-        if engine.mamba_cache_mode == "align" and engine.speculative is not None:
-            most += engine.speculative.num_speculative_tokens  # a state for each draft
         for request, blocks in self.world.holders():
             if len(blocks) > most:
                 self._exceeded(

@@ -212,11 +212,8 @@ class StubV1:
             self._read(request, start, states=False)
 
     def _move_states(self, starts: dict[str, int], inputs: dict[str, list[int]]) -> None:
-        """mamba_utils.preprocess_mamba: a state goes on in the block of the last position that the step computes.
-
-        Beside drafts there is a state for each, and kernels choose among them: not modelled, so not judged.
-        """
-        if self.engine.mamba_cache_mode == "none" or self.num_spec:
+        """mamba_utils.preprocess_mamba: a state goes on in the block of the last position that the step computes."""
+        if self.engine.mamba_cache_mode == "none":
             return
         sources, targets = [], []
         for request, start in starts.items():
@@ -236,8 +233,6 @@ class StubV1:
         contents = np.array(self._contents(cached.reference, start, tokens), dtype=np.uint64)
         contents ^= np.uint64(cached.reference.salt)
         for group, (table, kind) in enumerate(zip(cached.tables, self.groups, strict=True)):
-            if isinstance(kind, Mamba) and self.num_spec:
-                continue
             if isinstance(kind, Mamba):
                 slots = self.kv.state(table, self._state_index.get(request, 0))
                 written = contents[-1:]
@@ -289,7 +284,7 @@ class StubV1:
         if start > 0:
             cached.reference.token(start - 1)
         for group, (table, kind) in enumerate(zip(cached.tables, self.groups, strict=True)):
-            if isinstance(kind, Mamba) is not states or (states and self.num_spec):
+            if isinstance(kind, Mamba) is not states:
                 continue
             first = start - 1 if states else attended_from(kind, start)
             if not 0 <= first < start:
