@@ -151,8 +151,7 @@ def _engine(rng: Random, weights: Weights, block_size: BlockSize, images: tuple[
         policy="priority" if "priority" in weights else "fcfs",
         async_scheduling="async" in weights,
         sliding_window=_near(rng, 2, block_size, 2 * block_size) if "sliding_window" in weights else 0,
-        kv_cache_groups=_groups(rng, weights, block_size) if "groups" in weights else (),
-        mamba_cache_mode="align" if "align" in weights else "none",
+        kv_cache_groups=_groups(rng, block_size) if "groups" in weights else (),
         speculative=Speculative(rng.choice(_METHODS), rng.choice(_DRAFTS)) if "spec" in weights else None,
         encoder=_encoder(rng, weights, images) if "mm" in weights else None,
         enable_kv_cache_events="events" in weights,
@@ -169,13 +168,12 @@ def _engine(rng: Random, weights: Weights, block_size: BlockSize, images: tuple[
     return repair(Scenario(format=1, engine=engine, images=images, requests=shown)).engine
 
 
-def _groups(rng: Random, weights: Weights, block_size: int) -> tuple[Group, ...]:
+def _groups(rng: Random, block_size: int) -> tuple[Group, ...]:
     """Mostly with full attention, mostly of different kinds, in any order."""
     groups = [new_group(rng, block_size) for _ in range(rng.choice((1, 2, 2, 3, 3, 4)))]
     if rng.random() < 0.75:
         groups.insert(rng.choice((0, 0, len(groups))), Full())
-    # Without `align` it does without prefix caching, and always without drafts.
-    if rng.random() < 0.15 or _chance(rng, weights, "align"):
+    if rng.random() < 0.15:  # it does without prefix caching and drafts
         groups.insert(rng.randint(0, len(groups)), Mamba())
     return tuple(groups)
 
@@ -444,7 +442,7 @@ def _without_grammars(scenario: Scenario) -> Scenario:
 
 _OFF: dict[str, Callable[[Scenario], Scenario]] = {
     "long_prefill": _engine_field(long_prefill_token_threshold=0),
-    "prefix_cache": _engine_field(enable_prefix_caching=False, mamba_cache_mode="none"),
+    "prefix_cache": _engine_field(enable_prefix_caching=False),
     "events": _engine_field(enable_kv_cache_events=False),
     "priority": _engine_field(policy="fcfs"),
     "abort": _without_aborts,
@@ -453,7 +451,6 @@ _OFF: dict[str, Callable[[Scenario], Scenario]] = {
     "mm": _without_images,
     "encoder_decoder": _without_cross_attention,
     "groups": _engine_field(kv_cache_groups=()),
-    "align": _engine_field(mamba_cache_mode="none"),
     "sliding_window": _engine_field(sliding_window=0),
     "free": _engine_field(interleaving="engine"),
     "stop": _without_stops,
@@ -471,9 +468,7 @@ _OFF: dict[str, Callable[[Scenario], Scenario]] = {
     "hybrid_failed_load": _without_hybrid_failures,
     # These three read what the others leave: lengths, then the budget that a length asks for, then blocks for both.
     "max_model_len": _within_model_len,
-    "chunked_prefill": _engine_field(
-        enable_chunked_prefill=False, long_prefill_token_threshold=0, mamba_cache_mode="none"
-    ),
+    "chunked_prefill": _engine_field(enable_chunked_prefill=False, long_prefill_token_threshold=0),
     "preemption": lambda scenario: replace(scenario, engine=_without_pressure(scenario.engine)),
 }
 """Turning a feature off is one edit; what follows from it (acceptance without drafts, ...) is repair's."""

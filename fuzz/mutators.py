@@ -433,7 +433,6 @@ _CHOICES: tuple[tuple[str, tuple[object, ...]], ...] = (
     ("enable_prefix_caching", (False, True)),
     ("enable_kv_cache_events", (False, True)),
     ("enable_chunked_prefill", (False, True)),
-    ("mamba_cache_mode", ("none", "align")),
     ("policy", ("fcfs", "priority")),
     ("async_scheduling", (False, True)),
     ("interleaving", ("engine", "free")),

@@ -155,9 +155,6 @@ def vllm_config(engine: Engine) -> Any:
     config.cache_config.enable_prefix_caching = engine.enable_prefix_caching
     config.cache_config.block_size = engine.block_size
     config.cache_config.num_gpu_blocks = engine.num_gpu_blocks
-    if engine.mamba_cache_mode != "none":
-        config.cache_config.mamba_cache_mode = engine.mamba_cache_mode
-        config.cache_config.mamba_block_size = engine.block_size
     if engine.enable_kv_cache_events:
         config.kv_events_config = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
     config.scheduler_config.disable_hybrid_kv_cache_manager = False  # as on a GPU
@@ -185,14 +182,7 @@ def kv_cache_config(engine: Engine) -> Any:
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
     # Grouping takes as long as a short execution, and reads little of an engine: the cache holds it by that.
-    named = (
-        "max_model_len",
-        "block_size",
-        "sliding_window",
-        "kv_cache_groups",
-        "mamba_cache_mode",
-        "speculative",
-    )
+    named = ("max_model_len", "block_size", "sliding_window", "kv_cache_groups", "speculative")
     groups = [
         copy.copy(group) for group in _groups(Engine(**{name: getattr(engine, name) for name in named}))
     ]

@@ -41,7 +41,6 @@ _PRESENT: Mapping[str, tuple[Callable[[], bool], str]] = {
         lambda: _any_mixture_of_groups(),
         "its HybridKVCacheCoordinator takes full attention and one other kind only",
     ),
-    "align": (lambda: _mamba_aligns(), "MambaSpec.mamba_cache_mode (from 0.15)"),
     "encoder_decoder": (
         lambda: optional("vllm.v1.core.encoder_cache_manager", "EncoderDecoderCacheManager") is not None,
         "EncoderDecoderCacheManager (from 0.13)",
@@ -65,10 +64,6 @@ _PRESENT: Mapping[str, tuple[Callable[[], bool], str]] = {
     ),
 }
 """Optional features (harness.features) by name: whether the loaded vLLM has it, and what it must have for that."""
-
-
-def _mamba_aligns() -> bool:
-    return "mamba_cache_mode" in accepts(optional("vllm.v1.kv_cache_interface", "MambaSpec"))
 
 
 def _refuses_failed_blocks_of_groups() -> bool:

@@ -32,7 +32,6 @@ def _fails_groups(scenario: Scenario) -> bool:
 
 OPTIONAL: Mapping[str, Callable[[Scenario], bool]] = {
     "groups": lambda scenario: bool(scenario.engine.kv_cache_groups),
-    "align": lambda scenario: scenario.engine.mamba_cache_mode == "align",
     "encoder_decoder": lambda s: s.engine.encoder is not None and s.engine.encoder.is_encoder_decoder,
     "pause": _pauses,
     "encoder_reset": _resets_encoder,

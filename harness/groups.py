@@ -17,21 +17,19 @@ def groups_of(engine: Engine) -> tuple[Group, ...]:
 
 def tokens_per_block(group: Group, engine: Engine) -> int:
     """The group's block size: a state that is never cached has room for a whole sequence."""
-    if isinstance(group, Mamba) and engine.mamba_cache_mode == "none":
-        return engine.max_model_len
-    return engine.block_size
+    return engine.max_model_len if isinstance(group, Mamba) else engine.block_size
 
 
 def attended_from(group: Group, position: int) -> int:
     """First position that a query at `position` attends to; everything from there on must be in the group's blocks.
 
-    A Mamba layer reads its state alone, which stands for all positions before and is where the last of them is.
+    A Mamba layer attends to its state alone, which stands for all positions before.
     """
     if isinstance(group, Window):
         return max(0, position - group.size + 1)
     if isinstance(group, Chunked):
         return position // group.size * group.size
-    return max(0, position - 1) if isinstance(group, Mamba) else 0
+    return 0
 
 
 def looks_ahead(engine: Engine) -> bool:

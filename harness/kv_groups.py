@@ -49,7 +49,6 @@ def _spec(engine: Engine, group: Group, **more: Any) -> Any:
             block_size=tokens_per_block(group, engine),
             shapes=((2 * engine.block_size,),),
             dtypes=(torch.float32,),
-            **({"mamba_cache_mode": engine.mamba_cache_mode} if engine.mamba_cache_mode != "none" else {}),
         )
     more |= {"block_size": engine.block_size, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
     if isinstance(group, Window):

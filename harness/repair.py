@@ -67,13 +67,8 @@ def _repair_engine(engine: Engine, images: tuple[int, ...]) -> Engine:
         # What a connector loads for a state or a chunk is its own affair; vLLM's load attention, windows included.
         engine = replace(engine, kv_cache_groups=())
     if has_mamba(engine):
-        # vLLM caches no prefix in mode "none", and takes "align" for one. Drafts we do not model there.
-        aligned = engine.mamba_cache_mode == "align"
-        engine = replace(engine, enable_prefix_caching=aligned, speculative=None)
-        if aligned:
-            engine = _repair_aligned(engine)
-    else:
-        engine = replace(engine, mamba_cache_mode="none")
+        # vLLM caches no prefix in mode "none"; with one it takes "align", which we do not model, nor drafts.
+        engine = replace(engine, enable_prefix_caching=False, speculative=None)
     if reads_across(engine):
         # SchedulerConfig, VllmConfig and the scheduler's constructor: neither goes with an encoder-decoder model.
         engine = replace(
@@ -84,7 +79,6 @@ def _repair_engine(engine: Engine, images: tuple[int, ...]) -> Engine:
             connector=None,
             sliding_window=0,
             kv_cache_groups=(),
-            mamba_cache_mode="none",
         )
     sliding_window, groups = canonical_groups(engine)
     engine = replace(engine, sliding_window=sliding_window, kv_cache_groups=groups)
@@ -120,19 +114,6 @@ def _repair_engine(engine: Engine, images: tuple[int, ...]) -> Engine:
         encoder=encoder,
         # Without prefix caching there is nothing to tell, and vLLM warns.
         enable_kv_cache_events=engine.enable_kv_cache_events and engine.enable_prefix_caching,
-    )
-
-
-def _repair_aligned(engine: Engine) -> Engine:
-    """VllmConfig, "Mamba cache align-mode constraints": chunks of whole blocks must be possible."""
-    threshold, encoder = engine.long_prefill_token_threshold, engine.encoder
-    return replace(
-        engine,
-        enable_chunked_prefill=True,
-        max_num_batched_tokens=max(engine.max_num_batched_tokens, engine.block_size),
-        max_model_len=max(engine.max_model_len, engine.block_size),
-        long_prefill_token_threshold=max(threshold, engine.block_size) if threshold else 0,
-        encoder=replace(encoder, disable_chunked_mm_input=False) if encoder else None,
     )
 
 

@@ -76,8 +76,7 @@ class Chunked(_Base, frozen=True, tag="chunked", tag_field="kind", array_like=Tr
 
 
 class Mamba(_Base, frozen=True, tag="mamba", tag_field="kind", array_like=True):
-    """A group whose layers keep one state for the whole prefix: in one block, or, with `mamba_cache_mode="align"`, in
-    the block of the last position, so that states at ends of blocks can be cached."""
+    """A group whose layers keep one state for the whole prefix, in one block (`mamba_cache_mode="none"`)."""
 
 
 Group: TypeAlias = Full | Window | Chunked | Mamba
@@ -112,7 +111,6 @@ class Engine(_Base, frozen=True):
     async_scheduling: bool = False
     sliding_window: Tokens = 0
     kv_cache_groups: Annotated[tuple[Group, ...], Meta(max_length=MAX_GROUPS)] = ()
-    mamba_cache_mode: Literal["none", "align"] = "none"
     speculative: Speculative | None = None
     encoder: Encoder | None = None
     connector: Connector | None = None

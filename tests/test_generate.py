@@ -50,7 +50,6 @@ def uses(scenario: Scenario, feature: str) -> bool:
         "sliding_window": engine.sliding_window > 0,
         "groups": bool(engine.kv_cache_groups),
         "encoder_decoder": engine.encoder is not None and engine.encoder.is_encoder_decoder,
-        "align": engine.mamba_cache_mode == "align",
         "free": engine.interleaving == "free",
         "stop": any(r.ignore_eos or r.eos_at is not None or r.stop_at is not None for r in requests),
         "grammar": any(r.grammar for r in requests),
@@ -74,7 +73,6 @@ def uses(scenario: Scenario, feature: str) -> bool:
 
 
 NEEDS = {
-    "align": ("groups", "prefix_cache"),
     "encoder_decoder": ("mm",),
     "failed_load": ("connector",),
     "load_failure_policy": ("connector",),

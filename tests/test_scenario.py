@@ -63,7 +63,6 @@ engines = st.builds(
     num_gpu_blocks=st.integers(2, 1024),
     enable_prefix_caching=st.booleans(),
     enable_kv_cache_events=st.booleans(),
-    mamba_cache_mode=st.sampled_from(("none", "align")),
     enable_chunked_prefill=st.booleans(),
     long_prefill_token_threshold=lengths,
     policy=st.sampled_from(("fcfs", "priority")),

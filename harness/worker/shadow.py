@@ -56,16 +56,9 @@ class KvShadow:
         for block in blocks:
             self.contents[block * self.block_size : (block + 1) * self.block_size] = UNWRITTEN
 
-    def state(self, table: list[int], index: int = 0) -> Slots:
-        """The slot of a state: the first of block `index` of the table; -1 if there is none."""
-        return np.array([table[index] * self.block_size if index < len(table) else -1], dtype=np.int64)
-
-    def copy(self, sources: list[Slots], targets: list[Slots]) -> None:
-        """What the sources hold, all read before any target is written; where either is missing, nothing."""
-        held = [self.contents[source] for source in sources]
-        for source, target, contents in zip(sources, targets, held, strict=True):
-            if source[0] >= 0 and target[0] >= 0:
-                self.contents[target] = contents
+    def state(self, table: list[int]) -> Slots:
+        """The slot of a state: the first of the first block that the table has; -1 if there is none."""
+        return np.array([table[0] * self.block_size if table else -1], dtype=np.int64)
 
     def forget(self) -> None:
         """Everything is unwritten again."""

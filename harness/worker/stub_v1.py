@@ -62,8 +62,6 @@ class StubV1:
         """Images that could not be encoded, since their data was left out."""
         self.drafts: dict[str, list[int]] | None = None
         self.drafts_are_told = False
-        self._state_index: dict[str, int] = {}
-        """In which block of its tables each request's states are; only where they move (`align`)."""
         self._starts: dict[str, int] = {}
         self._inputs: dict[str, list[int]] = {}
         self._step: Step
@@ -93,7 +91,6 @@ class StubV1:
         self.encoder_cache.difference_update(step.freed_encoder)
         self.spoiled.clear()
         self._step = step = self.batch.update(step)
-        self._forget_states(step)
         self._transfer(step, now=step.loads_first)
         if step.total == 0:
             self._transfer(step, now=not step.loads_first, last=True)
@@ -111,12 +108,6 @@ class StubV1:
         self._forward(starts, inputs)
         self._transfer(step, now=not step.loads_first, last=True)
         self._starts, self._inputs = starts, inputs
-
-    def _forget_states(self, step: Step) -> None:
-        """Requests that end, or come new or again: their state is where their computed tokens end."""
-        again = (row.request for row in step.cached if row.resumed)
-        for request in (*step.finished, *(row.request for row in step.new), *again):
-            self._state_index.pop(request, None)
 
     def sample(self, step: Step, rows: Mapping[str, Rows]) -> dict[str, list[int]]:
         """Samples under the grammars' masks and drafts: tokens per request, none where the sample is discarded.
@@ -201,7 +192,6 @@ class StubV1:
     def _forward(self, starts: dict[str, int], inputs: dict[str, list[int]]) -> None:
         """In an attention layer every request writes before any reads; a Mamba layer reads each state before it
         writes it."""
-        self._move_states(starts, inputs)
         for request, start in starts.items():
             self._read(request, start, states=True)
         for request, start in starts.items():
@@ -211,31 +201,13 @@ class StubV1:
         for request, start in starts.items():
             self._read(request, start, states=False)
 
-    def _move_states(self, starts: dict[str, int], inputs: dict[str, list[int]]) -> None:
-        """mamba_utils.preprocess_mamba: a state goes on in the block of the last position that the step computes."""
-        if self.engine.mamba_cache_mode == "none":
-            return
-        sources, targets = [], []
-        for request, start in starts.items():
-            cached, size = self.batch.requests[request], self.kv.block_size
-            before = self._state_index.get(request, (start - 1) // size)
-            after = self._state_index[request] = -(-(start + len(inputs[request])) // size) - 1
-            if before in (-1, after):
-                continue
-            for table, kind in zip(cached.tables, self.groups, strict=True):
-                if isinstance(kind, Mamba):
-                    sources.append(self.kv.state(table, before))
-                    targets.append(self.kv.state(table, after))
-        self.kv.copy(sources, targets)
-
     def _write(self, request: str, start: int, tokens: list[int]) -> None:
         cached = self.batch.requests[request]
         contents = np.array(self._contents(cached.reference, start, tokens), dtype=np.uint64)
         contents ^= np.uint64(cached.reference.salt)
         for group, (table, kind) in enumerate(zip(cached.tables, self.groups, strict=True)):
             if isinstance(kind, Mamba):
-                slots = self.kv.state(table, self._state_index.get(request, 0))
-                written = contents[-1:]
+                slots, written = self.kv.state(table), contents[-1:]
             else:
                 slots, written = self.kv.slots(table, start, start + len(tokens)), contents
             wrong = np.flatnonzero(slots < self.kv.block_size)
@@ -289,8 +261,7 @@ class StubV1:
             first = start - 1 if states else attended_from(kind, start)
             if not 0 <= first < start:
                 continue
-            index = self._state_index.get(request, 0)
-            slots = self.kv.state(table, index) if states else self.kv.slots(table, first, start)
+            slots = self.kv.state(table) if states else self.kv.slots(table, first, start)
             expected = np.array(cached.reference.contents[first:start], dtype=np.uint64)
             expected ^= np.uint64(cached.reference.salt)
             wrong = self.kv.mismatches(group, slots, expected)
