@@ -28,7 +28,7 @@ from fuzz.session import Found, Limits, Session
 from fuzz.worker import Worker
 from harness import planting
 from harness.scenario import Scenario
-from harness.target import Platform, Runner, Target, TargetError, activate
+from harness.target import Platform, Target, TargetError, activate
 from harness.verdict import HarnessError
 
 TICK_SECONDS = 0.2
@@ -79,12 +79,12 @@ class Summary(msgspec.Struct, frozen=True):
     findings: tuple[Finding, ...]
 
 
-def warm(target: Target, platform: Platform = Platform.NONE, runner: Runner = Runner.V1) -> None:
+def warm(target: Target, platform: Platform = Platform.NONE) -> None:
     """Imports the target's scheduler into this process and plants the target's bug, if it names one.
 
     TargetError if that vLLM cannot be imported, or if the plant does not fit it.
     """
-    activate(target, platform, runner)
+    activate(target, platform)
     logging.disable(logging.CRITICAL)
     try:
         import vllm.v1.core.sched.scheduler
@@ -97,13 +97,6 @@ def warm(target: Target, platform: Platform = Platform.NONE, runner: Runner = Ru
     planting.uproot()
     if target.plant is not None:
         planting.plant(target.plant)
-    if runner is Runner.V2:
-        from harness import compat
-
-        if (missing := compat.v2_runner_missing()) is not None:
-            raise TargetError(
-                f"vLLM {target.spec} does not run with --runner v2: {missing}; choose 0.23.0 or later"
-            )
 
 
 class Campaign:

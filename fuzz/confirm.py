@@ -12,12 +12,13 @@ from pathlib import Path
 import msgspec
 
 from fuzz.corpus import files, read, shown, write
+from fuzz.edits import with_runner
 from fuzz.finding import seen
 from fuzz.job import Job
 from harness.codec import ScenarioError
 from harness.execute import execute
 from harness.scenario import Scenario
-from harness.target import Platform, Runner, Target, runner
+from harness.target import Platform, Target
 from harness.verdict import HarnessError, Verdict
 from harness.worker.device.answers import unified
 from harness.worker.interface import Kind
@@ -104,8 +105,7 @@ def judge(
         Confirmation, str(path), fingerprint, device=platform.value, vllm=target.version
     )
     changed = unified(scenario) != scenario
-    # The stub, which says whether the finding survives that, obeys V1's contract.
-    if fingerprint and changed and runner() is Runner.V1 and seen(unified(scenario), fingerprint) is None:
+    if fingerprint and changed and seen(unified(scenario), fingerprint) is None:
         why = "requests with one prompt are scripted to get different answers, which no network gives"
         return answer(status=Status.NOT_SUPPORTED, saw=why)
     result = execute(scenario, worker=Kind.DEVICE)
@@ -123,12 +123,20 @@ _SYMPTOM = {"O1": "the engine dies", "O7": "a hang", "O8": "a wrong answer"}
 """By the family of VISIBLE that spoke."""
 
 
-def confirm(folder: Path, target: Target, platform: Platform, seconds: float = SECONDS) -> list[Confirmation]:
+def confirm(
+    folder: Path,
+    target: Target,
+    platform: Platform,
+    model_runner: str | None = None,
+    seconds: float = SECONDS,
+) -> list[Confirmation]:
     """Judges everything in a folder, writes `device.json` beside each finding of a campaign.
+
+    `model_runner` is another than the scenarios say.
 
     The target must be warm in this process. ScenarioError for what cannot be read, HarnessError if one ends otherwise.
     """
-    chosen = [(path, fingerprint, read(path)) for path, fingerprint in suspects(folder)]
+    chosen = [(path, fp, with_runner(read(path), model_runner)) for path, fp in suspects(folder)]
     return [_apart(path, fp, scenario, target, platform, seconds) for path, fp, scenario in chosen]
 
 

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from harness.scenario import (
     MAX_EVENTS,
+    MAX_SCRIPT,
     Abort,
     Arrive,
     Event,
@@ -82,6 +83,13 @@ def with_identities(scenario: Scenario, number: dict[int, int]) -> Scenario:
     return replace(scenario, requests=requests, images=tuple(scenario.images[old] for old in order))
 
 
+def with_runner(scenario: Scenario, model_runner: str | None) -> Scenario:
+    """The scenario on this model runner; None leaves it as it is."""
+    if model_runner is None:
+        return scenario
+    return replace(scenario, engine=replace(scenario.engine, model_runner=model_runner))
+
+
 def get(node: Any, path: Path) -> Any:
     """The value at a path; None where an accepted candidate has done away with the place."""
     for step in path:
@@ -145,3 +153,22 @@ def insert_event(rng: Random, scenario: Scenario, event: Event) -> Scenario:
     arrived = [at for at, other in enumerate(scenario.timeline) if concerns(other) == request is not None]
     at = rng.randint(arrived[0] + 1 if arrived else 0, len(scenario.timeline))
     return replace(scenario, timeline=(*scenario.timeline[:at], event, *scenario.timeline[at:]))
+
+
+def tweak(rng: Random, value: int, low: int, high: int) -> int:
+    """Another value within the limits: one step, double, half, or anything."""
+    wanted = rng.choice((value - 1, value + 1, value * 2, value // 2, low, rng.randint(low, high)))
+    return max(low, min(high, wanted))
+
+
+def with_engine(scenario: Scenario, **values: object) -> Scenario:
+    """The scenario with other fields of its engine."""
+    return replace(scenario, engine=replace(scenario.engine, **values))
+
+
+def change_script(rng: Random, script: tuple[int, ...], high: int) -> tuple[int, ...]:
+    """One entry more, less, or other."""
+    at = rng.randint(0, len(script))
+    value = rng.choice((rng.randint(0, high), 0, high))
+    new = rng.choice(((), (value,), (value, *script[at : at + 1])))
+    return (*script[:at], *new, *script[at + 1 :])[:MAX_SCRIPT]

@@ -98,6 +98,7 @@ def features_of(scenario: Scenario) -> list[str]:
         "aborts": any(isinstance(event, Abort) for event in events),
         "async scheduling": engine.async_scheduling,
         "free interleaving": engine.interleaving == "free",
+        "V2 runner": engine.model_runner == "v2",
         "sliding window": engine.sliding_window > 0,
         "mixed groups": bool(engine.kv_cache_groups),
         "multimodal": images,

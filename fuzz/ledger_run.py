@@ -9,11 +9,11 @@ from pathlib import Path
 import msgspec
 
 from fuzz.corpus import write
-from fuzz.generate import parse_features
 from fuzz.hunt import AFTER_SECONDS, Quarry, Trophy, hunt
 from fuzz.job import Job
 from fuzz.ledger import Record
 from fuzz.ledger_report import Outcome
+from fuzz.restrict import parse_features
 
 TICK_SECONDS = 0.2
 SLACK_SECONDS = 240.0 + 2 * AFTER_SECONDS

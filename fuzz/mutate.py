@@ -1,10 +1,10 @@
-"""Mutation: mutators (fuzz/mutators.py) in a row, repaired after each, within the allowed features, counted by name."""
+"""Mutation: mutators in a row, repaired after each, within the allowed features, counted by name."""
 
 from collections.abc import Callable
 from random import Random
 
-from fuzz import mutators
-from fuzz.generate import restrict
+from fuzz import mutators, prompt_mutators, timeline_mutators
+from fuzz.restrict import restrict
 from harness.repair import repair
 from harness.scenario import Scenario
 
@@ -23,15 +23,15 @@ MUTATORS: dict[str, Mutator] = {
         mutators.insert_request,
         mutators.remove_request,
         mutators.duplicate_request,
-        mutators.insert_abort,
-        mutators.remove_event,
-        mutators.move_event,
-        mutators.change_delay,
-        mutators.flip_in_step,
-        mutators.insert_reset,
-        mutators.insert_encoder_reset,
-        mutators.insert_pause,
-        mutators.change_pause,
+        timeline_mutators.insert_abort,
+        timeline_mutators.remove_event,
+        timeline_mutators.move_event,
+        timeline_mutators.change_delay,
+        timeline_mutators.flip_in_step,
+        timeline_mutators.insert_reset,
+        timeline_mutators.insert_encoder_reset,
+        timeline_mutators.insert_pause,
+        timeline_mutators.change_pause,
         mutators.tweak_limit,
         mutators.change_choice,
         mutators.change_speculative,
@@ -40,18 +40,18 @@ MUTATORS: dict[str, Mutator] = {
         mutators.change_connector,
         mutators.change_load,
         mutators.change_send,
-        mutators.split_text,
-        mutators.resize_text,
-        mutators.fit_text,
-        mutators.shift_text,
-        mutators.remove_part,
-        mutators.share_prefix,
-        mutators.insert_image,
-        mutators.resize_image,
-        mutators.reidentify_image,
+        prompt_mutators.split_text,
+        prompt_mutators.resize_text,
+        prompt_mutators.fit_text,
+        prompt_mutators.shift_text,
+        prompt_mutators.remove_part,
+        prompt_mutators.share_prefix,
+        prompt_mutators.insert_image,
+        prompt_mutators.resize_image,
+        prompt_mutators.reidentify_image,
         mutators.change_max_tokens,
         mutators.change_acceptance,
-        mutators.change_step_delays,
+        timeline_mutators.change_step_delays,
         mutators.change_stop,
         mutators.change_grammar,
         mutators.change_priority,

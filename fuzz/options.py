@@ -83,6 +83,8 @@ WorkerOption = Annotated[
 ]
 DeviceOption = Annotated[DeviceName, typer.Option("--device", help="Where vLLM's own model runner runs.")]
 RunnerOption = Annotated[
-    RunnerName,
-    typer.Option("--runner", help="Which of vLLM's model runners the device worker is (v2 from 0.23 on)."),
+    RunnerName | None,
+    typer.Option(
+        "--runner", help="Another of vLLM's model runners than the scenario says (v2 from 0.23 on)."
+    ),
 ]

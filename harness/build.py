@@ -9,7 +9,6 @@ and profiles memory; every attribute that its loop reads is set as the construct
 
 import copy
 import functools
-import os
 import queue
 from collections import deque
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from harness.model import EOS, STOP, Reference
 from harness.peers.events import Listener
 from harness.peers.grammar import Grammars
 from harness.scenario import Connector, Engine, Scenario, image_hash, request_id
+from harness.verdict import HarnessError
 
 
 class Rejected(Exception):
@@ -28,11 +28,13 @@ class Rejected(Exception):
 
 
 def refuse_what_is_lacking(scenario: Scenario) -> None:
-    """Raises Rejected if the scenario uses a feature that this release does not have."""
+    """Raises Rejected if the scenario uses a feature that this release, or our stub of its runner, does not have."""
     for name in features.used(scenario):
         if (missing := compat.lacking().get(name)) is not None:
             raise Rejected(f"this vLLM has no {name}: {missing}")
     engine = scenario.engine
+    if engine.connector is not None and engine.model_runner == "v2":
+        raise Rejected("the V2 model runner is not modelled with a KV connector; `repair` takes V1")
     if (
         engine.async_scheduling
         and engine.speculative is not None
@@ -109,12 +111,11 @@ def _device_config() -> Any:
 def vllm_config(engine: Engine) -> Any:
     """The VllmConfig of an engine; cached, since it costs as much as a whole short execution (1.5-3 ms).
 
-    Raises Rejected if vLLM's own validation refuses the values.
+    Raises Rejected if vLLM's own validation refuses the values. To be called, as all that makes or runs vLLM's parts,
+    with the engine's `compat.model_runner`.
     """
     from vllm.config import CacheConfig, KVEventsConfig, SchedulerConfig, VllmConfig
 
-    if os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1":
-        compat.promise_triton()
     encoder = engine.encoder
     connector: dict[str, Any] = {}  # its default is no constant in every release
     if engine.connector is not None:
@@ -148,6 +149,9 @@ def vllm_config(engine: Engine) -> Any:
         raise Rejected(" ".join(str(error).split())[:400]) from error
     config.model_config = ModelStandIn(engine.max_model_len)
     config.speculative_config = _speculative_config(engine)
+    if engine.model_runner == "v2" and (unsupported := compat.v2_unsupported(config)):
+        # VllmConfig says so itself when it is made; it did not know the drafter then.
+        raise Rejected(f"Model Runner V2 does not yet support: {', '.join(unsupported)}")
     # VllmConfig without a model settles these for a model that it does not know; say them again.
     config.scheduler_config.async_scheduling = engine.async_scheduling
     config.scheduler_config.enable_chunked_prefill = engine.enable_chunked_prefill
@@ -200,6 +204,8 @@ def engine_core(engine: Engine, executor: Any, grammars: Grammars | None = None)
     from vllm.v1.engine.core import EngineCoreProc
 
     config = vllm_config(engine)
+    if getattr(config, "use_v2_model_runner", False) != (engine.model_runner == "v2"):
+        raise HarnessError("made without the engine's compat.model_runner")
     caches = kv_cache_config(engine)
     block_size, hash_block_size = compat.block_sizes(caches, config)
     if hasattr(caches, "hash_block_size"):

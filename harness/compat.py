@@ -4,18 +4,20 @@ Differences are detected from the loaded code (signatures, fields, the syntax tr
 numbers, so that a source tree between two releases is treated as what it is.
 """
 
-import ast
+import contextlib
 import dataclasses
 import functools
 import importlib
 import importlib.util
 import inspect
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from harness.verdict import HarnessError
-from harness.worker.traits import Traits
+from harness.runner_source import runner_traits as runner_traits
+from harness.runner_source import runner_traits_v2 as runner_traits_v2
+from harness.runner_source import worker_source
 
 
 def _engine_core_has(name: str) -> bool:
@@ -61,6 +63,14 @@ _PRESENT: Mapping[str, tuple[Callable[[], bool], str]] = {
     "hybrid_failed_load": (
         lambda: not _refuses_failed_blocks_of_groups(),
         "the scheduler says that blocks of a failed load cannot be told with several KV cache groups",
+    ),
+    "v2_runner": (
+        lambda: _has_v2_runner(),
+        "its V2 model runner, if it has one, does not run on a CPU, so that no stub of it was ever proven",
+    ),
+    "v2_ngram": (
+        lambda: worker_source("gpu/spec_decode/ngram/speculator.py").is_file(),
+        "its V2 model runner has no n-gram search",
     ),
 }
 """Optional features (harness.features) by name: whether the loaded vLLM has it, and what it must have for that."""
@@ -202,69 +212,6 @@ def transfers_keep_the_engine_awake() -> bool:
     return "connector" in Scheduler.has_finished_requests.__code__.co_names
 
 
-@functools.cache
-def runner_traits() -> Traits:
-    """What this release's GPUModelRunner does, read off its syntax tree."""
-    return Traits(
-        drafter_falls_back=_drafter_falls_back(),
-        drafts_without_room=_drafts_without_room(),
-        drops_drafts="self._draft_token_ids is None" in ast.unparse(_runner_function("_update_states")),
-        counts_are_optimistic="optimistic_num_accepted" in ast.unparse(_runner_function("_update_states")),
-        placeholders_are_clamped="clamp_(min=0)" in ast.unparse(_runner_function("_preprocess")),
-        masks_are_strided=_masks_are_strided(),
-    )
-
-
-def _drafter_falls_back() -> bool:
-    """Up to 0.23 `_gather_mm_embeddings` asserts on every miss; from 0.24 it uses the token embedding for an image
-    that starts at or after the end of the processed range, and raises for all others.
-    """
-    function = _runner_function("_gather_mm_embeddings")
-    return not any(
-        isinstance(node, ast.Assert) and "Encoder cache miss" in ast.unparse(node)
-        for node in ast.walk(function)
-    )
-
-
-def _masks_are_strided() -> bool:
-    from vllm.v1.structured_output.utils import apply_grammar_bitmask
-
-    return "mask_stride" in apply_grammar_bitmask.__code__.co_varnames
-
-
-def _drafts_without_room() -> Literal["zeros", "zeros if async", "none"]:
-    """Up to 0.13 nothing; up to 0.20 zeros, if scheduling is asynchronous and the drafter has a model; then zeros
-    always.
-    """
-    function = _runner_function("sample_tokens")
-    zeros = "self._draft_token_ids = torch.zeros(1"
-    for node in ast.walk(function):
-        if not isinstance(node, ast.If) or ast.unparse(node.test) != "not input_fits_in_drafter":
-            continue
-        if any(ast.unparse(statement).startswith(zeros) for statement in node.body):
-            return "zeros"
-    return "zeros if async" if zeros in ast.unparse(function) else "none"
-
-
-@functools.cache
-def _runner_tree() -> ast.Module:
-    # Read, not imported: the runner's module needs compiled kernels.
-    spec = importlib.util.find_spec("vllm.v1.worker")
-    if spec is None or not spec.submodule_search_locations:
-        raise HarnessError("this vLLM has no vllm.v1.worker package")
-    path = Path(spec.submodule_search_locations[0]) / "gpu_model_runner.py"
-    return ast.parse(path.read_text(encoding="utf-8"))
-
-
-def _runner_function(name: str) -> ast.FunctionDef:
-    for node in ast.walk(_runner_tree()):
-        if isinstance(node, ast.FunctionDef) and node.name == name:
-            return node
-    raise HarnessError(
-        f"vLLM's GPUModelRunner has no {name}: the stub's contract must be read again for this release"
-    )
-
-
 def attention_interfaces() -> tuple[Any, Any]:
     """AttentionBackend and AttentionMetadataBuilder; they moved in 0.14."""
     try:
@@ -339,20 +286,40 @@ def mtp_drafts_from_target_state() -> bool:
     return 'if self.method == "mtp": hidden_states = self.hidden_states[' in text
 
 
-def v2_runner_missing() -> str | None:
-    """Why the V2 model runner cannot run on a CPU, or None. It has parts for CPUs from 0.23 on."""
+def _has_v2_runner() -> bool:
+    """Whether a configuration can have the V2 model runner (from 0.22), with parts for CPUs (from 0.23)."""
     from vllm.config import VllmConfig
 
-    if not hasattr(VllmConfig, "use_v2_model_runner"):
-        return "it has none"
-    if optional("vllm.v1.worker.cpu.buffer_utils", "UvaBuffer") is None:
-        return "its V2 runner has no parts for CPUs"
-    return None
+    return hasattr(VllmConfig, "use_v2_model_runner") and worker_source("cpu/buffer_utils.py").is_file()
 
 
-def promise_triton() -> None:
-    """Lets a configuration have the V2 runner where Triton cannot run, which 0.23 to 0.32 refuse: the worker has
-    something in the place of Triton's kernels."""
-    config = importlib.import_module("vllm.config.vllm")
-    if hasattr(config, "HAS_TRITON"):
-        vars(config)["HAS_TRITON"] = True
+def v2_unsupported(vllm_config: Any) -> list[str]:
+    """What of a configuration the V2 model runner does not support, in vLLM's words."""
+    return list(vllm_config._get_v2_model_runner_unsupported_features())
+
+
+@contextlib.contextmanager
+def model_runner(name: str) -> Iterator[None]:
+    """Lets everything that vLLM makes and runs have the model runner `v1` or `v2`; afterwards all is as it was.
+
+    vLLM asks the environment at each use. 0.23 to 0.32 refuse V2 where Triton cannot run; a worker here has something
+    in the place of Triton's kernels.
+    """
+    settings = vars(importlib.import_module("vllm.config.vllm")) if name == "v2" else {}
+    triton = settings.get("HAS_TRITON")
+    before = os.environ.get(_V2_VARIABLE)
+    os.environ[_V2_VARIABLE] = str(int(name == "v2"))
+    if triton is not None:
+        settings["HAS_TRITON"] = True
+    try:
+        yield
+    finally:
+        if triton is not None:
+            settings["HAS_TRITON"] = triton
+        if before is None:
+            del os.environ[_V2_VARIABLE]
+        else:
+            os.environ[_V2_VARIABLE] = before
+
+
+_V2_VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"

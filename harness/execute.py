@@ -6,7 +6,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from harness import build
+from harness import build, compat
 from harness.engine import Run
 from harness.oracles import ALL, VISIBLE, Oracle
 from harness.scenario import Scenario
@@ -44,10 +44,11 @@ def execute(
         scenario = unified(scenario)
     if oracles is None:
         oracles = VISIBLE if worker is Kind.DEVICE else ALL
-    try:
-        run = Run(scenario, oracles, worker)
-    except build.Rejected as refusal:
-        return Result(Verdict.REJECTED, (), Trace(), 0, str(refusal))
-    run.execute()
+    with compat.model_runner(scenario.engine.model_runner):
+        try:
+            run = Run(scenario, oracles, worker)
+        except build.Rejected as refusal:
+            return Result(Verdict.REJECTED, (), Trace(), 0, str(refusal))
+        run.execute()
     violations = tuple(run.violations.values())
     return Result(verdict_of(list(violations)), violations, run.trace, run.steps)

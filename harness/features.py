@@ -30,6 +30,12 @@ def _fails_groups(scenario: Scenario) -> bool:
     return _loads_groups(scenario) and any(r.load is not None and r.load.failed for r in scenario.requests)
 
 
+def uses_v2_ngram(scenario: Scenario) -> bool:
+    """An n-gram search on the V2 model runner."""
+    speculative = scenario.engine.speculative
+    return scenario.engine.model_runner == "v2" and speculative is not None and speculative.method == "ngram"
+
+
 OPTIONAL: Mapping[str, Callable[[Scenario], bool]] = {
     "groups": lambda scenario: bool(scenario.engine.kv_cache_groups),
     "encoder_decoder": lambda s: s.engine.encoder is not None and s.engine.encoder.is_encoder_decoder,
@@ -38,6 +44,8 @@ OPTIONAL: Mapping[str, Callable[[Scenario], bool]] = {
     "load_failure_policy": _fails_loads,
     "hybrid_connector": _loads_groups,
     "hybrid_failed_load": _fails_groups,
+    "v2_runner": lambda scenario: scenario.engine.model_runner == "v2",
+    "v2_ngram": uses_v2_ngram,
 }
 """By the name under which `fuzz.generate` knows the feature."""
 

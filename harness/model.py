@@ -149,7 +149,8 @@ class Reference:
             else:
                 token = self.token(at)
             drafts.append(token)
-            state = (state + key(at, token, 0)) & _MASK
+            # The V2 runner's drafter goes on at the last position; the V1 runner's stops before.
+            state = (state + key(min(at, self.max_model_len), token, 0)) & _MASK
         return drafts
 
     def matched(self, position: int, num_speculative_tokens: int) -> list[int]:

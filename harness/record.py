@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from harness.step import Step
+from harness.step import NewRow, Step
 from harness.trace import Delivered, Dispatched, Loading, Masked, ScheduledRequest
 from harness.world import Flight, World
 
@@ -12,7 +12,7 @@ def dispatched(world: World, step: Step) -> Dispatched:
     """A schedule pass, and the state of vLLM's queues and pools right after it."""
     scheduler = world.scheduler
     encoder = scheduler.encoder_cache_manager if world.engine.encoder else None
-    rows = [(row.request, "new", row.block_ids, row.computed) for row in step.new]
+    rows = [(row.request, _source(world, row), row.block_ids, row.computed) for row in step.new]
     rows += [
         (row.request, "resumed" if row.resumed else "running", row.new_block_ids or (), row.computed)
         for row in step.cached
@@ -48,6 +48,12 @@ def dispatched(world: World, step: Step) -> Dispatched:
         ),
         sends=tuple(send.request for send in (step.orders.sends if step.orders else ())),
     )
+
+
+def _source(world: World, row: NewRow) -> str:
+    """The V2 runner gets resumed requests as new ones."""
+    state = world.scheduler.requests.get(row.request)
+    return "resumed" if row.prefill and state is not None and state.num_preemptions else "new"
 
 
 def delivered(world: World, flight: Flight, outputs: Sequence[Any]) -> Delivered:

@@ -64,8 +64,9 @@ def blocks_needed(engine: Engine) -> int:
 
 def _repair_engine(engine: Engine, images: tuple[int, ...]) -> Engine:
     if engine.connector is not None:
-        # What a connector loads for a state or a chunk is its own affair; vLLM's load attention, windows included.
-        engine = replace(engine, kv_cache_groups=())
+        # What a connector loads for a state or a chunk is its own affair; vLLM's load attention, windows included. Of
+        # runners, the stub of V1 is proven with one.
+        engine = replace(engine, kv_cache_groups=(), model_runner="v1")
     if has_mamba(engine):
         # vLLM caches no prefix in mode "none"; with one it takes "align", which we do not model, nor drafts.
         engine = replace(engine, enable_prefix_caching=False, speculative=None)
@@ -79,6 +80,7 @@ def _repair_engine(engine: Engine, images: tuple[int, ...]) -> Engine:
             connector=None,
             sliding_window=0,
             kv_cache_groups=(),
+            model_runner="v1",
         )
     sliding_window, groups = canonical_groups(engine)
     engine = replace(engine, sliding_window=sliding_window, kv_cache_groups=groups)

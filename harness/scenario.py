@@ -90,13 +90,14 @@ class Connector(_Base, frozen=True):
 
 
 class Engine(_Base, frozen=True):
-    """Configuration of the engine; every name but `interleaving` is vLLM's.
+    """Configuration of the engine; every name but `interleaving` and `model_runner` is vLLM's.
 
     A model has one full-attention group, or one and a window group (`sliding_window`); `kv_cache_groups` says every
     other mixture (`harness.groups`).
 
     `interleaving="free"` lets results be delivered in orders that today's `EngineCore` loop does not make, within the
     same contract (first in, first out; no more batches in flight than the configuration allows).
+    `model_runner` is what VLLM_USE_V2_MODEL_RUNNER says: scheduler and worker have a contract for each.
     """
 
     max_num_seqs: Annotated[int, Meta(ge=1, le=32)] = 4
@@ -116,6 +117,7 @@ class Engine(_Base, frozen=True):
     connector: Connector | None = None
     enable_kv_cache_events: bool = False
     interleaving: Literal["engine", "free"] = "engine"
+    model_runner: Literal["v1", "v2"] = "v1"
 
 
 class Text(_Base, frozen=True, tag="text", tag_field="kind", array_like=True):

@@ -4,7 +4,8 @@ vLLM's in-process executors pass lists by reference, and the scheduler goes on c
 another process never sees that. Everything that looks at a step later (stub, oracles, trace) looks at this copy.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from harness.peers.orders import Orders
@@ -29,6 +30,8 @@ class NewRow:
     computed: int
     stripped: tuple[int, ...] = ()
     """Indices of items that come without the data that the encoder needs."""
+    prefill: tuple[int, ...] | None = None
+    """All tokens that are known, for the V2 runner: more than the prompt if the request was preempted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,10 @@ class Step:
     """What the connector's metadata says; None without metadata."""
     loads_first: bool = True
     """Whether loads start before the forward pass, and not after it (`has_sync_kv_loads`, where a release has it)."""
+    skip_drafts: bool = False
+    """Nobody can use drafts proposed after this step, so that the V2 runner proposes none (from 0.33)."""
+    item_updates: Mapping[str, Mapping[int, bool]] = field(default_factory=dict)
+    """Per request and item: whether it has the data for the encoder from now on (V2 runner, from 0.33)."""
 
     @property
     def computed(self) -> dict[str, int]:
@@ -81,9 +88,9 @@ def copy_step(output: Any, index: int, iteration: int) -> Step:
 
     HarnessError if it asks the worker for something that no worker here models: better no verdict than a wrong one.
     """
-    for field in _NOT_MODELLED:
-        if getattr(output, field, None):
-            raise HarnessError(f"SchedulerOutput.{field} is set, and the stub does not model it")
+    for name in _NOT_MODELLED:
+        if getattr(output, name, None):
+            raise HarnessError(f"SchedulerOutput.{name} is set, and the stub does not model it")
     cached = output.scheduled_cached_reqs
     return Step(
         index=index,
@@ -99,6 +106,7 @@ def copy_step(output: Any, index: int, iteration: int) -> Step:
                 block_ids=tuple(map(tuple, new.block_ids)),
                 computed=new.num_computed_tokens,
                 stripped=tuple(i for i, feature in enumerate(new.mm_features) if feature.data is None),
+                prefill=_tokens(getattr(new, "prefill_token_ids", None)),
             )
             for new in output.scheduled_new_reqs
         ),
@@ -114,17 +122,25 @@ def copy_step(output: Any, index: int, iteration: int) -> Step:
         zeroed=tuple(getattr(output, "new_block_ids_to_zero", None) or ()),
         orders=None if output.kv_connector_metadata is None else output.kv_connector_metadata.orders,
         loads_first=getattr(output, "has_sync_kv_loads", True),
+        skip_drafts=getattr(output, "skip_drafts", False),
+        item_updates={
+            request: {index: data is not None for index, data in items.items()}
+            for request, items in (getattr(output, "encoder_input_updates", None) or {}).items()
+        },
     )
+
+
+def _tokens(ids: Sequence[int] | None) -> tuple[int, ...] | None:
+    return None if ids is None else tuple(ids)
 
 
 def _cached_row(cached: Any, i: int, request: str) -> CachedRow:
     blocks = cached.new_block_ids[i]
-    tokens = cached.all_token_ids.get(request)
     return CachedRow(
         request=request,
         resumed=request in cached.resumed_req_ids,
         new_block_ids=None if blocks is None else tuple(map(tuple, blocks)),
         computed=cached.num_computed_tokens[i],
         num_output=cached.num_output_tokens[i],
-        all_tokens=None if tokens is None else tuple(tokens),
+        all_tokens=_tokens(cached.all_token_ids.get(request)),
     )

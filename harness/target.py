@@ -39,7 +39,6 @@ from harness.releases import (
 
 __all__ = [
     "Platform",
-    "Runner",
     "SUPPORTED",
     "Target",
     "TargetError",
@@ -50,7 +49,6 @@ __all__ = [
     "fetch",
     "hash_seed_is_fixed",
     "platform",
-    "runner",
     "resolve",
 ]
 
@@ -64,6 +62,7 @@ _ENVIRONMENT = {
     "DO_NOT_TRACK": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_PLUGINS": "",  # load none
+    "VLLM_USE_V2_MODEL_RUNNER": "0",  # an execution says which (compat.model_runner)
 }
 _KEPT = ("VLLM_LOGGING_LEVEL", "VLLM_CACHE_ROOT", "VLLM_CONFIG_ROOT")
 _on_path: list[str] = []  # what `activate` put on sys.path
@@ -77,27 +76,12 @@ class Platform(enum.StrEnum):
     CUDA = "cuda"
 
 
-class Runner(enum.StrEnum):
-    """Which of vLLM's model runners scheduler and worker expect. The stub obeys the contract of V1."""
-
-    V1 = "v1"
-    V2 = "v2"
-
-
 _platform = Platform.NONE  # of the vLLM that `activate` chose
-
-
-_runner = Runner.V1
 
 
 def platform() -> Platform:
     """The platform that `activate` chose in this process."""
     return _platform
-
-
-def runner() -> Runner:
-    """The model runner that `activate` chose in this process."""
-    return _runner
 
 
 @dataclass(frozen=True)
@@ -167,13 +151,13 @@ def cached() -> list[Target]:
     return [Target(version, version, entry_path(version)) for version in SUPPORTED if is_whole(version)]
 
 
-def activate(target: Target, platform: Platform = Platform.NONE, runner: Runner = Runner.V1) -> None:
+def activate(target: Target, platform: Platform = Platform.NONE) -> None:
     """Make ``import vllm`` mean the target, in this process and in those that it starts.
 
     Call it before anything imports vllm. Raises TargetError when another vLLM, or the same for another platform, has
     been imported already.
     """
-    global _platform, _runner
+    global _platform
     root = target.path or _installed_root()
     if root is None:
         raise TargetError("no vLLM is installed for this Python; give a release number or a source tree")
@@ -188,7 +172,7 @@ def activate(target: Target, platform: Platform = Platform.NONE, runner: Runner 
             raise TargetError(
                 f"vLLM is already imported for platform {_platform}; use a new process for {platform}"
             )
-    _platform, _runner = platform, runner
+    _platform = platform
     paths = []
     if target.path is not None:
         paths = [str(target.path)]
@@ -197,7 +181,7 @@ def activate(target: Target, platform: Platform = Platform.NONE, runner: Runner 
 
     for name in [name for name in os.environ if name.startswith("VLLM_") and name not in _KEPT]:
         del os.environ[name]
-    os.environ.update(_ENVIRONMENT, VLLM_USE_V2_MODEL_RUNNER=str(int(runner is Runner.V2)))
+    os.environ.update(_ENVIRONMENT)
     # vLLM dumps its configuration at ERROR level when a step fails; the oracles say what happened.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "CRITICAL")
     # On PYTHONPATH, too: vLLM starts processes (to inspect a model class, for one) that must import the same vLLM.

@@ -24,6 +24,8 @@ def main() -> None:
     release = {
         "version": vllm.__version__,
         "traits": dataclasses.asdict(compat.runner_traits()),
+        "lacking": dict(compat.lacking()),
+        "traits_v2": {} if "v2_runner" in compat.lacking() else dataclasses.asdict(compat.runner_traits_v2()),
     }
     print(json.dumps(release), file=answers)
     for line in sys.stdin.buffer:

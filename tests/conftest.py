@@ -20,8 +20,8 @@ from harness import target
 from harness.execute import Result, execute
 from harness.scenario import Scenario
 from harness.testing import VARIABLE
-from harness.worker.traits import Traits
-from scenarios import LEGAL, generated
+from harness.worker.traits import Traits, TraitsV2
+from scenarios import LEGAL, LEGAL_V2, generated
 
 pytest.register_assert_rewrite("oracles.faults")
 
@@ -60,6 +60,8 @@ class Release:
 
     version: str
     traits: Traits
+    traits_v2: TraitsV2
+    lacking: frozenset[str]
     shown: tuple[Shown, ...]
 
 
@@ -87,6 +89,8 @@ def ask(version: str, scenarios: tuple[Scenario, ...] = (), hash_seed: str = "0"
     return Release(
         version=release["version"],
         traits=Traits(**release["traits"]),
+        traits_v2=TraitsV2(**release["traits_v2"]),
+        lacking=frozenset(release["lacking"]),
         shown=tuple(
             Shown(one["verdict"], tuple(map(tuple, one["violations"])), one["digest"]) for one in shown
         ),
@@ -132,5 +136,9 @@ def activated(chosen: target.Target, platform: target.Platform) -> str:
 @pytest.fixture(scope="session")
 def legal(vllm: str) -> dict[str, tuple[Scenario, Result]]:
     """What all oracles say of legal scenarios: the hand-written ones and 60 generated ones."""
-    named = {**LEGAL, **{f"generated {seed}": scenario for seed, scenario in enumerate(generated(60))}}
+    named = {
+        **LEGAL,
+        **LEGAL_V2,
+        **{f"generated {seed}": scenario for seed, scenario in enumerate(generated(60))},
+    }
     return {name: (scenario, execute(scenario)) for name, scenario in named.items()}

@@ -1,16 +1,18 @@
 """Scenario.engine reaches vLLM's own configuration and scheduler, and vLLM refuses no legal scenario."""
 
+import os
 from operator import attrgetter
 
 import pytest
 from msgspec.structs import replace
 
-from harness import build
+from harness import build, compat, features
 from harness.execute import execute
 from harness.model import EOS, STOP, Reference
 from harness.scenario import Encoder, Engine, Speculative
-from harness.verdict import Verdict
-from scenarios import LEGAL, SMALL, generated
+from harness.trace import Dispatched
+from harness.verdict import HarnessError, Verdict
+from scenarios import LEGAL, LEGAL_V2, SMALL, generated
 
 pytestmark = pytest.mark.usefixtures("vllm")
 
@@ -19,8 +21,11 @@ def test_no_generated_scenario_is_refused():
     """Legal means: vLLM's own validation lets it through."""
     refused = {}
     for seed, scenario in enumerate(generated(500)):
+        if compat.lacking().keys() & features.used(scenario):
+            continue
         try:
-            build.engine_core(scenario.engine, None)
+            with compat.model_runner(scenario.engine.model_runner):
+                build.engine_core(scenario.engine, None)
         except build.Rejected as refusal:
             refused[seed] = str(refusal)
     assert refused == {}
@@ -131,3 +136,55 @@ def test_only_what_compiles_grammars_is_ours():
     manager = build.engine_core(SMALL, None).structured_output_manager
     assert type(manager).__module__ == "vllm.v1.structured_output"
     assert type(manager.backend).__module__ == type(manager.executor).__module__ == "harness.peers.grammar"
+
+
+# -- the model runner ---------------------------------------------------------------------------
+
+
+def surroundings():
+    """What choosing a model runner changes for vLLM."""
+    from vllm.config import vllm as config
+
+    return os.environ.get("VLLM_USE_V2_MODEL_RUNNER"), vars(config).get("HAS_TRITON")
+
+
+@pytest.fixture
+def v2(vllm):
+    if (missing := compat.lacking().get("v2_runner")) is not None:
+        pytest.skip(f"vLLM {vllm}: {missing}")
+
+
+def test_each_execution_has_the_model_runner_that_its_scenario_says(v2, monkeypatch):
+    """Both in one process, in turn; what is cached for one does not serve the other."""
+    before, make = surroundings(), build.engine_core
+    made = []
+    monkeypatch.setattr(build, "engine_core", lambda *arguments: made.append(make(*arguments)) or made[-1])
+    for scenario in (LEGAL["preemption"], LEGAL_V2["preemption, V2"], LEGAL["preemption"]):
+        assert execute(scenario).violations == ()
+        assert surroundings() == before
+    assert [core.scheduler.use_v2_model_runner for core in made] == [False, True, False]
+
+
+def test_a_model_runner_is_put_back_also_after_a_failure(v2):
+    before = surroundings()
+    with pytest.raises(ZeroDivisionError), compat.model_runner("v2"):
+        assert surroundings() != before
+        1 / 0  # noqa: B018
+    assert surroundings() == before
+
+
+def test_a_configuration_made_without_its_model_runner_is_our_fault(v2):
+    with pytest.raises(HarnessError):
+        build.engine_core(replace(SMALL, num_gpu_blocks=65, model_runner="v2"), None)
+    with compat.model_runner("v2"), pytest.raises(HarnessError):
+        build.engine_core(replace(SMALL, num_gpu_blocks=66), None)
+
+
+def test_resumed_requests_are_told_as_such_though_v2_gets_them_as_new(v2):
+    sources = {
+        row.source
+        for entry in execute(LEGAL_V2["preemption, V2"]).trace.entries
+        if isinstance(entry, Dispatched)
+        for row in entry.scheduled
+    }
+    assert sources == {"new", "running", "resumed"}

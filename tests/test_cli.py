@@ -252,6 +252,22 @@ def test_replay_prints_one_json_value_in_the_order_of_its_arguments(old: Target,
     assert len({one["trace_hash"] for one in outcomes}) == 3
 
 
+@pytest.mark.slow
+def test_another_model_runner_than_the_file_says(old: Target, newest: str, tmp_path: Path) -> None:
+    """The same scenario, which a release may lack; without preemption both runners schedule alike."""
+    file = tmp_path / "scenario.json"
+    file.write_bytes(encode(SCENARIO))
+
+    def replayed(*options: str) -> Any:
+        done = schedfuzz("replay", file, "--json", *options)
+        assert (done.returncode, done.stderr) == (0, "")
+        return json.loads(done.stdout)[0]
+
+    refused = replayed("--runner", "v2", "--vllm", old.spec)
+    assert refused["verdict"] == "rejected" and "this vLLM has no v2_runner" in refused["note"]
+    assert replayed("--runner", "v2", "--vllm", newest) == replayed("--vllm", newest)
+
+
 def test_resolve_is_what_the_commands_use() -> None:
     # A release that the cache lacks must not be fetched to say that a file is broken.
     with pytest.raises(TargetError):

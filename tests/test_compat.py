@@ -4,7 +4,8 @@ import pytest
 
 from conftest import ask
 from harness import compat
-from harness.worker.traits import Traits
+from harness.worker.traits import Traits, TraitsV2
+from scenarios import LEGAL_V2
 
 
 @pytest.mark.parametrize(
@@ -20,6 +21,27 @@ def test_the_runner_s_traits(version, traits):
     """Those of 0.12 to 0.18, which the tests do not fetch, are what the device's tests run against."""
     release = ask(version)
     assert (release.version, release.traits) == (version, traits)
+
+
+@pytest.mark.parametrize(
+    ("version", "lacks", "traits"),
+    [
+        ("0.19.0", {"v2_runner", "v2_ngram"}, TraitsV2()),
+        ("0.23.0", {"v2_ngram"}, TraitsV2(False, False, False)),
+        ("0.24.0", {"v2_ngram"}, TraitsV2(True, False, False)),
+        ("0.32.0", set(), TraitsV2(True, True, False)),
+        ("0.33.0", set(), TraitsV2()),
+    ],
+)
+def test_the_v2_runner_s_traits(version, lacks, traits):
+    """Of a release without it the newest's: nobody asks."""
+    release = ask(version)
+    assert release.lacking & {"v2_runner", "v2_ngram"} == lacks
+    assert release.traits_v2 == traits
+
+
+def test_a_scenario_on_a_runner_that_a_release_lacks_is_rejected():
+    assert ask("0.19.0", (LEGAL_V2["plain, V2"],)).shown[0].verdict == "rejected"
 
 
 class Base:

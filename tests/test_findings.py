@@ -92,8 +92,15 @@ EXPECTED = {
         "0.20.2": "O2-kv-read-mismatch-dbc1f3be",
         "0.33.0": "O2-kv-read-mismatch-dbc1f3be",
     },
+    "null-block-hashed": {"0.20.2": None, "0.33.0": None},
 }
-STUB = {"0.12.0": {"rejected-drafts-taken-back-twice": "O13-stale-token-6441eb63"}}
+STUB = {
+    "0.12.0": {
+        "rejected-drafts-taken-back-twice": "O13-stale-token-6441eb63",
+        "drafts-of-an-older-step": "O13-old-drafts-fed-b0db482b",
+        "null-block-hashed": "O1-exception-a500c39e",
+    }
+}
 """On releases that only the tests of the device need."""
 SEEN = {
     "0.12.0": {
@@ -102,6 +109,7 @@ SEEN = {
         "drafts-of-an-older-step": "O1-exception-cf2eda11",
         "reset-discards-a-token-not-yet-sampled": "O8-wrong-token-14b7bfe8",
         "min-tokens-beyond-model-length": "O7-no-progress-94d9668c",
+        "null-block-hashed": "O1-exception-a500c39e",
     },
     "0.28.0": {"resumed-request-without-item-data": None, "draft-placeholders-embedded": None},
     "0.29.0": {"resumed-request-without-item-data": "O1-exception-5e740330"},

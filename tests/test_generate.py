@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from fuzz.generate import FEATURES, chunk_length, generate, interesting_lengths, parse_features, restrict
 from harness.codec import decode, encode, validate
+from harness.features import uses_v2_ngram
 from harness.repair import blocks_needed, repair
 from harness.scenario import (
     Abort,
@@ -51,6 +52,8 @@ def uses(scenario: Scenario, feature: str) -> bool:
         "groups": bool(engine.kv_cache_groups),
         "encoder_decoder": engine.encoder is not None and engine.encoder.is_encoder_decoder,
         "free": engine.interleaving == "free",
+        "v2_runner": engine.model_runner == "v2",
+        "v2_ngram": uses_v2_ngram(scenario),
         "stop": any(r.ignore_eos or r.eos_at is not None or r.stop_at is not None for r in requests),
         "grammar": any(r.grammar for r in requests),
         "reset": any(isinstance(e, Reset) and e.cache == "prefix" for e in scenario.timeline),
@@ -78,6 +81,7 @@ NEEDS = {
     "load_failure_policy": ("connector",),
     "hybrid_connector": ("connector", "sliding_window"),
     "hybrid_failed_load": ("connector", "sliding_window", "failed_load"),
+    "v2_ngram": ("v2_runner", "spec"),
 }
 """Features that are about others."""
 

@@ -314,7 +314,7 @@ def test_the_canonical_form_is_for_readers():
     scenario = generate(Random(3), frozenset(FEATURES))
     lines = encode(scenario).decode().splitlines()
     assert all(len(line) <= 110 for line in lines)
-    assert len(lines) <= 5 + len(scenario.requests) * 8 + len(scenario.timeline) + 8
+    assert len(lines) <= 5 + len(scenario.requests) * 10 + len(scenario.timeline) + 8
 
 
 @quick

@@ -46,9 +46,9 @@ def run(
     console = Console()
     from fuzz.campaign import Campaign, Settings
     from fuzz.corpus import shown
-    from fuzz.generate import parse_features
     from fuzz.progress import Progress
     from fuzz.report import tell
+    from fuzz.restrict import parse_features
     from fuzz.session import Limits
 
     try:

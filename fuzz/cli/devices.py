@@ -13,7 +13,6 @@ from fuzz.options import (
     DeviceName,
     DeviceOption,
     FeaturesOption,
-    RunnerName,
     RunnerOption,
     Seed,
     Vllm,
@@ -27,7 +26,7 @@ def confirm(
     ],
     vllm: Vllm = None,
     device: DeviceOption = DeviceName.CPU,
-    runner: RunnerOption = RunnerName.V1,
+    runner: RunnerOption = None,
     json: AsJson = False,
 ) -> int:
     """Run findings on vLLM's own model runner and say what a client would have seen.
@@ -44,15 +43,15 @@ def confirm(
     from fuzz.confirm import confirm as judge
     from fuzz.confirm import found_on, found_with, line, suspects
     from fuzz.corpus import read
-    from harness.target import Platform, Runner, resolve
+    from harness.target import Platform, resolve
 
     for path, _ in suspects(folder):
         read(path)
     target = resolve(vllm or found_on(folder), complain)
     if vllm is None:
         target = replace(target, plant=found_with(folder))
-    warm(target, Platform(device), Runner(runner))
-    said = judge(folder, target, Platform(device))
+    warm(target, Platform(device))
+    said = judge(folder, target, Platform(device), runner)
     if json:
         console.json(said)
     else:
@@ -82,7 +81,8 @@ def fidelity(
     console = Console()
     from fuzz.campaign import warm
     from fuzz.fidelity import Faithfulness, measure, tell
-    from fuzz.generate import parse_features
+    from fuzz.restrict import parse_features
+    from harness import compat
     from harness.target import Platform, resolve
 
     try:
@@ -91,6 +91,7 @@ def fidelity(
         raise BadInput(f"--features: {error}") from None
     target = resolve(vllm, complain)
     warm(target, Platform(device))
+    chosen -= compat.lacking().keys()
     report = measure(Faithfulness(target.version, device.value, seed), executions, chosen, out)
     if json:
         console.json(report)

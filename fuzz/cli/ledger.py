@@ -46,10 +46,10 @@ def ledger(
     """
     fix_hash_seed()
     console = Console()
-    from fuzz.generate import parse_features
     from fuzz.ledger import chosen
     from fuzz.ledger_report import keep, line, page
     from fuzz.ledger_run import run
+    from fuzz.restrict import parse_features
 
     try:
         wanted = chosen(ids or ())

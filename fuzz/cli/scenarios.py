@@ -22,7 +22,6 @@ from fuzz.options import (
     DeviceOption,
     One,
     PlantOption,
-    RunnerName,
     RunnerOption,
     Vllm,
     WorkerName,
@@ -50,7 +49,7 @@ def replay(
     ] = False,
     worker: WorkerOption = WorkerName.STUB,
     device: DeviceOption = DeviceName.CPU,
-    runner: RunnerOption = RunnerName.V1,
+    runner: RunnerOption = None,
 ) -> int:
     """Run scenarios once each and say what the oracles say. Hazards do not change the exit status.
 
@@ -58,20 +57,21 @@ def replay(
     """
     if check_determinism and worker is not WorkerName.STUB:
         raise BadInput("--check-determinism: compares runs of the stub; leave out --worker")
-    if runner is RunnerName.V2 and worker is not WorkerName.DEVICE:
-        raise BadInput("--runner v2: the stub obeys the contract of v1; add --worker device")
+    if check_determinism and runner is not None:
+        raise BadInput("--check-determinism: runs the files as they are; leave out --runner")
     fix_hash_seed()
     console = Console()
     from fuzz.campaign import warm
     from fuzz.corpus import read
+    from fuzz.edits import with_runner
     from fuzz.replay import check, line, outcome
-    from harness.target import Platform, Runner
+    from harness.target import Platform
     from harness.worker.interface import Kind
 
-    scenarios = [read(path) for path in files]
+    scenarios = [with_runner(read(path), runner) for path in files]
     target = chosen_target(vllm, plant)
     kind = Kind(worker)
-    warm(target, Platform.NONE if kind is Kind.STUB else Platform(device), Runner(runner))
+    warm(target, Platform.NONE if kind is Kind.STUB else Platform(device))
     outcomes = [outcome(path, scenario, kind) for path, scenario in zip(files, scenarios, strict=True)]
     different = check(outcomes, scenarios, files, target) if check_determinism else []
     if json:

@@ -13,7 +13,9 @@ class Contract(Oracle):
 
     Promised by SchedulerOutput's field comments and relied on by GPUModelRunner: each scheduled request has data, and
     the other way round; the total is the sum; drafts leave room for one token; every position fed is a known token,
-    the token sampled in the very last step or a draft; blocks cover what is written; each end is told exactly once.
+    the token sampled in the very last step or a draft; blocks cover what is written; each end is told exactly once. To
+    the V2 runner: a slot for each request, all its tokens when it comes (again), no drafts scheduled that were skipped,
+    and counts that bound the device's own.
 
     Ledger: 26385, 28787, 31583, 22543, 40768, 36122, 30916.
     """

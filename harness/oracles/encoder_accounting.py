@@ -30,11 +30,12 @@ class EncoderAccounting(Oracle):
         encoder = self.world.engine.encoder
         if encoder is None:
             return
-        sizes = [
-            self.world.scenario.images[self.world.references[request].items[index][2]]
-            for request, indices in step.encoder_inputs.items()
-            for index in indices
-        ]
+        sizes = []
+        for request, indices in step.encoder_inputs.items():
+            reference = self.world.references.get(request)
+            items = reference.items if reference else ()
+            # What does not exist is O13's.
+            sizes += [self.world.scenario.images[items[i][2]] for i in indices if 0 <= i < len(items)]
         if sum(sizes) > encoder.max_num_encoder_input_tokens:
             self.report(
                 "encoder-budget-exceeded",

@@ -13,6 +13,7 @@ from harness.model import Reference, wrong_token
 from harness.scenario import image_hash
 from harness.step import CachedRow, NewRow, Step
 from harness.worker.observation import Breach, Observation, RunnerFailure
+from harness.worker.token_rows import TokenRows
 from harness.worker.traits import NEWEST, Traits
 
 UNRESOLVED = -1
@@ -46,6 +47,8 @@ class BatchV1:
         self.requests: dict[str, CachedRequest] = {}
         self.returned: set[str] = set()
         """Rows that the step in progress has put into the batch."""
+        self.token_rows = TokenRows()
+        """What is left in rows by those that had them before; kept only where the runner feeds it (`drops_drafts`)."""
         self.rows: dict[str, None] = {}
         """Request ids of the persistent batch, in row order."""
         self.prev_sampled: dict[str, list[int]] = {}
@@ -54,7 +57,7 @@ class BatchV1:
         self.drafted_rows = 0
         """How many rows the device's drafts were made for."""
         self.prev_rows: list[str] = []
-        """Rows of the last step."""
+        """Rows of the last step, in the order of their lines; kept where drafts are found by it (`drops_drafts`)."""
         self.corrections: dict[str, int] = {}
         """Drafts that the runner's CPU side counts as accepted, per row, until the device has told."""
         self.starts: dict[str, int] = {}
@@ -80,13 +83,19 @@ class BatchV1:
         for row in step.cached:
             if self._update_cached(row):
                 to_add.append(row.request)
-            elif self.traits.drops_drafts and self.async_scheduling and self.device_drafts is None:
-                dropped.add(row.request)
+                continue
+            if self.traits.drops_drafts:
+                self.token_rows.draft(row.request, step.drafts.get(row.request, ()))
+                if self.async_scheduling and self.device_drafts is None:
+                    dropped.add(row.request)
         self.returned = set(to_add)
         for request in to_add:
             cached = self.requests[request]
             cached.row = [*cached.prompt, *cached.outputs]
             self.rows[request] = None
+            if self.traits.drops_drafts:
+                self.token_rows.add(request, cached.row)
+        self.token_rows.condense()
         for request in self.rows:
             self.requests[request].prev_num_draft_len = len(step.drafts.get(request, ()))
         if self.rows.keys() != step.scheduled.keys():
@@ -99,6 +108,7 @@ class BatchV1:
     def _remove_row(self, request: str) -> None:
         self.rows.pop(request, None)
         self.prev_sampled.pop(request, None)
+        self.token_rows.remove(request)
 
     def _add_new(self, row: NewRow) -> str:
         if row.request in self.requests:
@@ -143,6 +153,8 @@ class BatchV1:
             if in_batch:
                 end = len(cached.prompt) + row.num_output
                 cached.row = [*cached.row[:end], *[UNRESOLVED] * (end - len(cached.row))]
+                if self.traits.drops_drafts:
+                    self.token_rows.cut(row.request, end)
         self._update_tables(cached, row, in_batch)
         if in_batch:
             return False
@@ -189,9 +201,10 @@ class BatchV1:
         cached = self.requests[request]
         drafts = step.drafts.get(request, ())
         count = step.scheduled[request]
-        lost = self.traits.drops_drafts and not self.async_scheduling and request in self.returned
-        # What the row's last user has left there is fed instead, and taken for wrong.
-        row = [*cached.row, *([wrong_token(0)] * len(drafts) if lost else drafts)]
+        row = [*cached.row, *drafts]
+        if drafts and self.traits.drops_drafts and request in self.returned:
+            # Nobody writes them into the row: what its last user has left there is fed instead.
+            row = [*cached.row, *self.token_rows.read(request, len(cached.row), len(drafts))]
         tokens = row[cached.computed : cached.computed + count]
         tokens += [UNRESOLVED] * (count - len(tokens))
         sampled = self.prev_sampled.get(request)
@@ -226,6 +239,10 @@ class BatchV1:
                 kept = [UNRESOLVED] if self.async_scheduling else tokens
                 self.requests[request].outputs.extend(kept)
                 self.requests[request].row.extend(kept)
+                if self.traits.drops_drafts:
+                    self.token_rows.append(request, kept)
+        if self.traits.drops_drafts:
+            self.prev_rows = self.token_rows.in_order()
         if self.async_scheduling:
             self.prev_sampled = {request: tokens for request, tokens in sampled.items() if tokens}
 

@@ -8,17 +8,26 @@ from harness.model import Reference
 from harness.peers.orders import NOTHING, OrderedIds, Transfers
 from harness.scenario import Engine
 from harness.step import Step
+from harness.worker.forward import Forward
 from harness.worker.interface import Result
 from harness.worker.masks import Rows, rows_of
 from harness.worker.observation import Observation
 from harness.worker.stub_v1 import StubV1
+from harness.worker.stub_v2 import StubV2
+
+
+def stub(engine: Engine, references: Mapping[str, Reference]) -> Forward:
+    """The stub of the engine's model runner, with the contract of the release under test."""
+    if engine.model_runner == "v2":
+        return StubV2(engine, references, compat.runner_traits_v2())
+    return StubV1(engine, references, compat.runner_traits())
 
 
 class StubWorker:
     """Runs a step when it is dispatched, and samples when it is told the masks; its result is only told later."""
 
     def __init__(self, engine: Engine, references: Mapping[str, Reference]) -> None:
-        self.stub = StubV1(engine, references, compat.runner_traits())
+        self.stub = stub(engine, references)
         self._sampled: dict[str, list[int]] = {}
 
     @property
@@ -64,12 +73,15 @@ class StubWorker:
     def _rows(self, step: Step, grammar_output: Any) -> dict[str, Rows]:
         if grammar_output is None:
             return {}
-        return rows_of(
-            grammar_output.structured_output_request_ids,
-            grammar_output.grammar_bitmask,
-            step.drafts,
-            strided=self.stub.traits.masks_are_strided,
-        )
+        requests = grammar_output.structured_output_request_ids
+        strided = self.stub.masks_are_strided
+        rows = rows_of(requests, grammar_output.grammar_bitmask, step.drafts, strided=strided)
+        limits = getattr(grammar_output, "num_acceptable_drafts", None)
+        if limits is not None and self.stub.grammars_limit_drafts:
+            rows = {
+                request: rows[request][: 1 + limit] for request, limit in zip(requests, limits, strict=True)
+            }
+        return rows
 
 
 def runner_output(sampled: Mapping[str, Sequence[int]], transfers: Transfers | None = None) -> Any:

@@ -36,6 +36,8 @@ class Tandem:
         """What the last step samples, by the stub."""
         self._spoiled: Set[str] = frozenset()
         """Rows for which it may sample anything."""
+        self._suspect = False
+        """Whether the stub has found fault with the last step."""
 
     @property
     def transfers(self) -> Transfers:
@@ -64,7 +66,8 @@ class Tandem:
             )
             raise
         self._spoiled = frozenset(self.stub.spoiled)
-        self._device(step, lambda: self.device.execute_model(step, scheduler_output), observations)
+        self._suspect = bool(observations)
+        self._device(step, lambda: self.device.execute_model(step, scheduler_output), self._suspect)
         return observations
 
     def sampled(self, step: Step) -> dict[str, list[int]]:
@@ -78,14 +81,15 @@ class Tandem:
             raise
         self._step, self._truth = step, self.stub.sampled(step)
         truth, spoiled = self._truth, self._spoiled
-        result = self._device(step, lambda: self.device.sample_tokens(step, grammar_output))
+        self._suspect = suspect = self._suspect or bool(self.stub.observations)
+        result = self._device(step, lambda: self.device.sample_tokens(step, grammar_output), suspect)
         if self.device.transfers != self.stub.transfers:
             raise Disagreement(
                 step, f"the device reports {self.device.transfers}, the stub {self.stub.transfers}"
             )
 
         def compared() -> Any:
-            output = self._device(step, result)
+            output = self._device(step, result, suspect)
             found = dict(zip(output.req_ids, map(list, output.sampled_token_ids), strict=False))
             for request in sorted((truth | found).keys() - spoiled):
                 if (said := found.get(request, [])) != truth.get(request, []):
@@ -135,15 +139,15 @@ class Tandem:
         raise Disagreement(step, f"the stub raises ({failure}), the device does not")
 
     @staticmethod
-    def _device(step: Step, call: Any, observations: Sequence[Observation] = ()) -> Any:
+    def _device(step: Step, call: Any, suspect: bool) -> Any:
         """Calls the device where the stub had no reason to raise. If it raises in a step that the stub has found fault
-        with, the two agree, and what the stub has seen goes on."""
+        with (`suspect`), the two agree, and what the stub has seen goes on."""
         try:
             return call()
         except HarnessError:
             raise
         except Exception as error:
-            if observations:
+            if suspect:
                 raise RunnerFailure(f"{type(error).__name__}: {error}") from error
             raise Disagreement(
                 step, f"the device raises {type(error).__name__} ({error}), the stub does not"

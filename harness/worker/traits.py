@@ -25,3 +25,18 @@ class Traits:
 
 
 NEWEST = Traits()
+
+
+@dataclass(frozen=True, slots=True)
+class TraitsV2:
+    """The V2 runner's contract in one release; the defaults are the newest's."""
+
+    drafter_falls_back: bool = True
+    """As the V1 runner's; also from 0.24."""
+    tables_are_bounded: bool = True
+    """Whether a block table that outgrows its row raises (from 0.29), or goes on in the next request's."""
+    masks_are_strided: bool = True
+    """As the V1 runner's; also from 0.33."""
+
+
+NEWEST_V2 = TraitsV2()

@@ -170,6 +170,13 @@ def encode_nothing(request: str) -> Edit:
     return edit
 
 
+def encode(request: str, item: int) -> Edit:
+    def edit(_: Any, output: Any) -> None:
+        output.scheduled_encoder_inputs[request] = [item]
+
+    return edit
+
+
 def free(image: str) -> Edit:
     def edit(_: Any, output: Any) -> None:
         output.free_encoder_mm_hashes = [*output.free_encoder_mm_hashes, image]
@@ -298,7 +305,7 @@ FAULTS: dict[str, Injected] = {
         "sliding_window",
         4,
         swap("r1", 5, 6, group=1),
-        NOTHING,
+        ("a wrong token", 4),
         ("reads other content", 4),
         "O2 kv-read-mismatch",
     ),
@@ -318,6 +325,14 @@ FAULTS: dict[str, Injected] = {
     ),
     "a new request gets the null block": Injected(
         "plain", 0, give("r0", 0), NOTHING, ("write-null-block", 0), "O13 write-null-block"
+    ),
+    "a block beyond the cache": Injected(
+        "plain",
+        0,
+        give("r0", 99),
+        ("DeviceAssertion in GPUModelRunner._model_forward", 0),
+        ("block-beyond-cache; raises", 0),
+        "O13 block-beyond-cache",
     ),
     "appended blocks lost": Injected(
         "chunked",
@@ -412,7 +427,7 @@ FAULTS: dict[str, Injected] = {
         1,
         total(1),
         ("ValueError in GPUModelRunner._prepare_inputs", 1),
-        ("wrong-total", 1),
+        ("wrong-total; raises", 1),
         "O13 wrong-total",
     ),
     "total one too low": Injected(
@@ -420,7 +435,7 @@ FAULTS: dict[str, Injected] = {
         1,
         total(-1),
         ("ValueError in GPUModelRunner._prepare_inputs", 1),
-        ("wrong-total", 1),
+        ("wrong-total; raises", 1),
         "O13 wrong-total",
     ),
     "drafts longer than scheduled": Injected(
@@ -460,6 +475,22 @@ FAULTS: dict[str, Injected] = {
         ("RuntimeError in GPUModelRunner._gather_mm_embeddings", 0),
         ("target misses an item: never encoded; raises", 0),
         "O4 target-read-miss",
+    ),
+    "an encoder input that does not exist": Injected(
+        "mm",
+        0,
+        encode("r0", 9),
+        ("IndexError in GPUModelRunner._batch_mm_inputs_from_scheduler", 0),
+        ("unknown-encoder-input; raises", 0),
+        "O13 unknown-encoder-input",
+    ),
+    "an encoder input of an unknown request": Injected(
+        "mm",
+        0,
+        encode("r9", 0),
+        ("KeyError in GPUModelRunner._batch_mm_inputs_from_scheduler", 0),
+        ("unknown-encoder-input; raises", 0),
+        "O13 unscheduled-data",
     ),
     "an encoder output freed while read": Injected(
         "mm",
@@ -639,6 +670,12 @@ def of_schedfuzz(_: pytest.MonkeyPatch, name: str) -> str:
     return f"{violations[0].oracle} {violations[0].kind}" if violations else "nothing"
 
 
+def in_tandem(_: pytest.MonkeyPatch, name: str) -> str:
+    """The same, with both workers: HarnessError if they disagree."""
+    violations = execute(SCENARIOS[name], worker=Kind.TANDEM).violations
+    return ", ".join(f"{v.oracle} {v.kind}" for v in violations if v.level is Level.VIOLATION)
+
+
 def measured(fault: Injected, watch: Callable[[pytest.MonkeyPatch, str], Any]) -> Any:
     with pytest.MonkeyPatch.context() as monkeypatch:
         plant(monkeypatch, SCHEDULE, after(fault.edit, call=fault.step))
@@ -658,6 +695,8 @@ def test_what_runner_and_stub_do_with_a_fault(fault: Injected) -> None:
     assert measured(fault, on_device) == fault.device
     assert measured(fault, of_stub) == fault.stub
     assert measured(fault, of_schedfuzz) == fault.says
+    if RUNNER in fault.device[0]:
+        assert fault.says in measured(fault, in_tandem)
 
 
 @pytest.mark.usefixtures("measured_release")

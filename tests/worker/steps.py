@@ -1,13 +1,16 @@
 """Steps made by hand, as the scheduler would send them, for a worker without vLLM."""
 
+import dataclasses
 from typing import Any
 
 from harness.model import Reference
 from harness.scenario import Engine, Image, Request, Scenario, Text
 from harness.step import CachedRow, NewRow, Step
 from harness.worker.batch_v1 import BatchV1
+from harness.worker.batch_v2 import BatchV2
 from harness.worker.stub_v1 import StubV1
-from harness.worker.traits import Traits
+from harness.worker.stub_v2 import StubV2
+from harness.worker.traits import Traits, TraitsV2
 
 ENGINE = Engine(block_size=4, num_gpu_blocks=16, max_model_len=32)
 
@@ -34,6 +37,12 @@ def new(reference: Reference, *tables: tuple[int, ...], request: str = "r0", com
     return NewRow(request, tuple(reference.tokens[: reference.prompt_length]), items, tables, computed)
 
 
+def new_v2(reference: Reference, *tables: tuple[int, ...], outputs: int = 0, **rest: Any) -> NewRow:
+    """A row as the V2 runner gets it, also for a request that was preempted after `outputs` tokens."""
+    known = tuple(map(reference.token, range(reference.prompt_length + outputs)))
+    return dataclasses.replace(new(reference, *tables, **rest), prefill=known)
+
+
 def cached(
     computed: int,
     *blocks: tuple[int, ...],
@@ -57,6 +66,7 @@ def step(
     finished: tuple[str, ...] = (),
     total: int | None = None,
     zeroed: tuple[int, ...] = (),
+    **rest: Any,
 ) -> Step:
     """A step; a plain number of `tokens` is r0's."""
     scheduled = {"r0": tokens} if isinstance(tokens, int) else tokens
@@ -72,8 +82,9 @@ def step(
         encoder_inputs=encode or {},
         freed_encoder=free,
         finished=finished,
-        preempted=(),
         zeroed=zeroed,
+        preempted=rest.pop("preempted", ()),
+        **rest,
     )
 
 
@@ -83,3 +94,11 @@ def batch(known: dict[str, Reference], *, asynchronous: bool = False) -> BatchV1
 
 def stub(known: dict[str, Reference], engine: Engine = ENGINE, **traits: Any) -> StubV1:
     return StubV1(engine, known, Traits(**traits))
+
+
+def batch_v2(known: dict[str, Reference], engine: Engine = ENGINE, **traits: Any) -> BatchV2:
+    return BatchV2(known, engine, TraitsV2(**traits))
+
+
+def stub_v2(known: dict[str, Reference], engine: Engine = ENGINE, **traits: Any) -> StubV2:
+    return StubV2(engine, known, TraitsV2(**traits))

@@ -73,13 +73,35 @@ def test_a_step_without_tokens_samples_nothing():
     [
         (step(new(R0, (1, 0)), tokens=6), ["write-null-block"]),
         (step(new(R0, (1,)), tokens=6), ["write-missing-block"]),
-        (step(new(R0, (1, 2)), tokens=6, total=7), ["wrong-total"]),
         (step(new(R0, (1, 2)), tokens=8), ["stale-token"]),
     ],
-    ids=["null block", "missing block", "wrong total", "past what is known"],
+    ids=["null block", "missing block", "past what is known"],
 )
 def test_what_the_runner_does_silently_is_a_breach(faulty, kinds):
     assert breaches(stub(ONE).execute(faulty)) == kinds
+
+
+@pytest.mark.parametrize("total", [5, 7])
+def test_a_wrong_total_fails(total):
+    worker = stub(ONE)
+    with pytest.raises(RunnerFailure):
+        worker.execute(step(new(R0, (1, 2)), tokens=6, total=total))
+    assert [(seen.kind, seen.fails) for seen in worker.observations] == [("wrong-total", True)]
+
+
+@pytest.mark.parametrize(
+    ("gross", "kind"),
+    [
+        (step(new(R0, (1, 99)), tokens=6), "block-beyond-cache"),
+        (step(new(R0, (1, 2)), tokens=6, encode={"r0": (0,)}), "unknown-encoder-input"),
+        (step(new(R0, (1, 2)), tokens=6, encode={"r9": (0,)}), "unknown-encoder-input"),
+    ],
+)
+def test_what_does_not_exist_fails(gross, kind):
+    worker = stub(ONE)
+    with pytest.raises(RunnerFailure):
+        worker.execute(gross)
+    assert [(seen.kind, seen.fails) for seen in worker.observations] == [(kind, True)]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ TRUTH = {"r0": [], "r1": [7, 8]}
 class Double:
     """A worker that says what it is told to say; `fails` names the calls that raise."""
 
-    observations = (Breach("kind", "message"),)
+    observations: tuple[Breach, ...] = ()
     transfers = NOTHING
     spoiled: frozenset[str] = frozenset()
 
@@ -73,7 +73,7 @@ def run(stub: Double, device: Double) -> Any:
 
 
 def test_where_both_agree_the_device_s_words_go_on() -> None:
-    stub, device = Double(drafts={"r0": [1], "r1": [9]}), Double(drafts={"r0": [2], "r1": [9]})
+    stub, device = Suspicious(drafts={"r0": [1], "r1": [9]}), Double(drafts={"r0": [2], "r1": [9]})
     tandem = Tandem(stub, device)
     assert tandem.item_data(3, 5) == (device, 3, 5)
     assert tandem.execute_model(STEP, None) is stub.observations
@@ -126,6 +126,12 @@ def test_a_result_is_compared_with_its_own_step() -> None:
     assert [result().sampled_token_ids for result in results] == [[[7]], [[8]]]
 
 
+class Suspicious(Double):
+    """One that goes on, and says what it does not like."""
+
+    observations = (Breach("kind", "message"),)
+
+
 @pytest.mark.parametrize("call", ["execute", "sample", "result"])
 def test_the_device_alone_raises(call: str) -> None:
     """Wherever it does: also where an asynchronous result is waited for."""
@@ -133,6 +139,13 @@ def test_the_device_alone_raises(call: str) -> None:
         Disagreement, match=r"step 0 .*the device raises ValueError \(odd\), the stub does not"
     ):
         run(Double(), Double(**{call: ValueError("odd")}))
+
+
+def test_the_device_raises_where_the_stub_finds_fault() -> None:
+    """The two agree: a step that the stub judges, and goes on with, may end the runner."""
+    for call in ("execute", "sample", "result"):
+        with pytest.raises(RunnerFailure, match=r"ValueError: odd"):
+            run(Suspicious(), Double(**{call: ValueError("odd")}))
 
 
 def test_the_stub_alone_raises() -> None:

@@ -20,7 +20,11 @@ def unified(scenario: Scenario) -> Scenario:
         reference = Reference(scenario, index)
         leader = requests[first.setdefault(reference.contents[-1], index)]
         requests[index] = msgspec.structs.replace(
-            request, eos_at=leader.eos_at, stop_at=leader.stop_at, acceptance=leader.acceptance
+            request,
+            eos_at=leader.eos_at,
+            stop_at=leader.stop_at,
+            acceptance=leader.acceptance,
+            min_tokens=min(leader.min_tokens, request.max_tokens),
         )
     if tuple(requests) == scenario.requests:
         return scenario

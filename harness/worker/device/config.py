@@ -70,6 +70,7 @@ def _model_config(name: str, engine: Engine, runner: str = "generate") -> Any:
         runner=runner,
     )
     config.hf_config.schedfuzz_groups = groups_of(engine)
+    config.hf_config.schedfuzz_images = engine.encoder is not None
     return config
 
 

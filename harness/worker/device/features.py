@@ -33,10 +33,23 @@ def do_without_processor() -> None:
     from vllm.v1.worker import gpu_model_runner
 
     def accepts_items(_: Any, model_config: Any) -> bool:
-        return bool(model_config.is_multimodal_model)
+        """The drafter, too, as far as it is asked for (by the V2 runner up to 0.28)."""
+        return bool(getattr(model_config.hf_config, "schedfuzz_images", False))
 
     type(MULTIMODAL_REGISTRY).supports_multimodal_inputs = accepts_items
     if hasattr(ModelConfig, "supports_multimodal_inputs"):  # from 0.30 on
         ModelConfig.supports_multimodal_inputs = property(lambda config: config.is_multimodal_model)
     # Encoder profiling, its only use in a runner, does not happen here.
     gpu_model_runner.MultiModalBudget = lambda *_: None
+
+
+def lock_no_pages() -> None:
+    """Without an accelerator nothing can be locked for it; the V2 runner of 0.24 to 0.27 asks for it all the same."""
+    from vllm.v1.worker.gpu.mm import encoder_runner
+
+    batch = encoder_runner.group_and_batch_mm_kwargs
+
+    def batch_unlocked(items: Any, **named: Any) -> Any:
+        return batch(items, **{**named, "pin_memory": False})
+
+    encoder_runner.group_and_batch_mm_kwargs = batch_unlocked

@@ -20,6 +20,7 @@ from harness.model import SEED, mix
 from harness.scenario import Chunked, Group, Window
 from harness.worker.device.config import layer, spec_of
 from harness.worker.device.integers import LIMBS, from_limbs, signed, to_limbs
+from harness.worker.observation import DeviceAssertion
 
 AttentionBackend, AttentionMetadataBuilder = compat.attention_interfaces()
 
@@ -136,6 +137,10 @@ class Memory(nn.Module, AttentionLayerBase):  # type: ignore[misc]
         to = context.slot_mapping.clamp(min=0)
         block, at = to // block_size, to % block_size
         real = (context.slot_mapping >= 0).unsqueeze(1)
+        # CUDA asserts the same by itself; there, to look would wait for the device.
+        on_cpu = slots.device.type == "cpu"
+        if on_cpu and max(int(block.max()), int(context.block_table.max())) >= len(slots):
+            raise DeviceAssertion(f"a block beyond the cache's {len(slots)}")
         slots[block, at, :LIMBS] = torch.where(
             real, to_limbs(keys[: len(to)] + self.salt), slots[block, at, :LIMBS]
         )

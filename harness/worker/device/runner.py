@@ -85,6 +85,7 @@ def _v2_runner_class() -> Any:
         buffer_utils.UvaBuffer = UvaBuffer  # host memory that a device reads; here both are the host
         launch.install(v2_batch.STAND_INS)
         launch.install(v2_sampling.STAND_INS)
+        features.lock_no_pages()
     ngram.install_v2()
     return GPUModelRunner
 

@@ -117,7 +117,7 @@ def main() -> None:
     backends.clear()
     backends["interpreter"] = SimpleNamespace(driver=SimpleNamespace(is_active=lambda: True))
     answers, sys.stdout = sys.stdout, sys.stderr
-    target.activate(target.resolve(sys.argv[1]), target.Platform.CPU, target.Runner.V2)
+    target.activate(target.resolve(sys.argv[1]), target.Platform.CPU)
     logging.disable(logging.CRITICAL)
     remember_addresses()
     from harness.worker.device.kernels import launch, v1

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from conftest import need
-from scenarios import LEGAL
+from scenarios import LEGAL_V2
 
 pytestmark = pytest.mark.device
 
@@ -31,7 +31,7 @@ def test_stand_ins_do_what_the_kernels_do(version: str, scenarios: tuple[str, ..
     need(version)
     done = subprocess.run(
         [sys.executable, str(CHILD), version],
-        input=b"".join(msgspec.json.encode(LEGAL[name]) + b"\n" for name in scenarios),
+        input=b"".join(msgspec.json.encode(LEGAL_V2[f"{name}, V2"]) + b"\n" for name in scenarios),
         capture_output=True,
         env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(CHILD.parents[3])},
         check=False,

@@ -1,0 +1,180 @@
+"""Features: their names, and the nearest scenario without some of them. Pure."""
+
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from fuzz.edits import without_events
+from harness.features import uses_v2_ngram
+from harness.repair import blocks_needed, repair
+from harness.scenario import (
+    MAX_MODEL_LEN,
+    Abort,
+    Arrive,
+    Engine,
+    Event,
+    Image,
+    Part,
+    Pause,
+    Reset,
+    Resume,
+    Scenario,
+    Text,
+    prompt_length,
+)
+
+
+def parse_features(text: str) -> frozenset[str]:
+    """`all`, or a comma-separated list of names from FEATURES. ValueError names the first unknown one."""
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name != "all" and name not in FEATURES:
+            raise ValueError(f"unknown feature {name!r}; known: all, {', '.join(FEATURES)}")
+    return frozenset(FEATURES if "all" in names else names)
+
+
+def restrict(scenario: Scenario, features: frozenset[str]) -> Scenario:
+    """The nearest legal scenario without the features that are not in `features`. Idempotent."""
+    scenario = repair(scenario)
+    for name, turn_off in _OFF.items():
+        if name not in features:
+            scenario = repair(turn_off(scenario))
+    return scenario
+
+
+def _engine_field(**values: object) -> Callable[[Scenario], Scenario]:
+    return lambda scenario: replace(scenario, engine=replace(scenario.engine, **values))
+
+
+def _without_images(scenario: Scenario) -> Scenario:
+    """Text of the same length in their places: positions and sharing stay."""
+
+    def text(part: Part) -> Part:
+        return Text(part.identity, 0, scenario.images[part.identity]) if isinstance(part, Image) else part
+
+    requests = tuple(replace(r, prompt=tuple(map(text, r.prompt))) for r in scenario.requests)
+    return replace(scenario, engine=replace(scenario.engine, encoder=None), images=(), requests=requests)
+
+
+def _without_cross_attention(scenario: Scenario) -> Scenario:
+    engine = scenario.engine
+    if engine.encoder is None:
+        return scenario
+    encoder = replace(engine.encoder, is_encoder_decoder=False)
+    return replace(scenario, engine=replace(engine, encoder=encoder))
+
+
+def _within_model_len(scenario: Scenario) -> Scenario:
+    """Room for every request and its drafts; where the language has no such length, fewer output tokens."""
+    engine = scenario.engine
+    drafts = engine.speculative.num_speculative_tokens if engine.speculative else 0
+    ends = [prompt_length(r, scenario.images) + 1 + drafts for r in scenario.requests]
+    pairs = tuple(zip(scenario.requests, ends, strict=True))
+    length = min(MAX_MODEL_LEN, max((engine.max_model_len, *(r.max_tokens + end for r, end in pairs))))
+    requests = tuple(replace(r, max_tokens=max(1, min(r.max_tokens, length - end))) for r, end in pairs)
+    return replace(scenario, engine=replace(engine, max_model_len=length), requests=requests)
+
+
+def without_pressure(engine: Engine) -> Engine:
+    """Blocks for as many full-length requests as may run at once, and no more of them than 1024 blocks hold."""
+    each = blocks_needed(engine) - 1
+    seqs = min(engine.max_num_seqs, 1023 // each)
+    return replace(engine, max_num_seqs=seqs, num_gpu_blocks=max(engine.num_gpu_blocks, 1 + seqs * each))
+
+
+def _without_aborts(scenario: Scenario) -> Scenario:
+    """Second arrivals in their places, which `repair` drops, handing their delays on."""
+    timeline = (Arrive(e.request, e.delay) if isinstance(e, Abort) else e for e in scenario.timeline)
+    return replace(scenario, timeline=tuple(timeline))
+
+
+def _without_control(is_off: Callable[[Event], bool]) -> Callable[[Scenario], Scenario]:
+    def turn_off(scenario: Scenario) -> Scenario:
+        return without_events(scenario, [at for at, event in enumerate(scenario.timeline) if is_off(event)])
+
+    return turn_off
+
+
+def _request_field(**values: object) -> Callable[[Scenario], Scenario]:
+    def turn_off(scenario: Scenario) -> Scenario:
+        return replace(scenario, requests=tuple(replace(r, **values) for r in scenario.requests))
+
+    return turn_off
+
+
+def _without_connector(scenario: Scenario) -> Scenario:
+    return replace(scenario, engine=replace(scenario.engine, connector=None))
+
+
+def _without_failed_loads(scenario: Scenario) -> Scenario:
+    requests = (replace(r, load=replace(r.load, failed=()) if r.load else None) for r in scenario.requests)
+    return replace(scenario, requests=tuple(requests))
+
+
+def _without_failure_policy(scenario: Scenario) -> Scenario:
+    connector = scenario.engine.connector
+    if connector is None:
+        return scenario
+    recompute = replace(connector, kv_load_failure_policy="recompute")
+    return replace(scenario, engine=replace(scenario.engine, connector=recompute))
+
+
+def _without_hybrid_connector(scenario: Scenario) -> Scenario:
+    """The connector stays."""
+    window = 0 if scenario.engine.connector else scenario.engine.sliding_window
+    return replace(scenario, engine=replace(scenario.engine, sliding_window=window))
+
+
+def _without_hybrid_failures(scenario: Scenario) -> Scenario:
+    return _without_failed_loads(scenario) if scenario.engine.sliding_window else scenario
+
+
+def _without_stops(scenario: Scenario) -> Scenario:
+    requests = (replace(r, ignore_eos=False, eos_at=None, stop_at=None) for r in scenario.requests)
+    return replace(scenario, requests=tuple(requests))
+
+
+def _without_grammars(scenario: Scenario) -> Scenario:
+    return replace(scenario, requests=tuple(replace(r, grammar=None) for r in scenario.requests))
+
+
+_OFF: dict[str, Callable[[Scenario], Scenario]] = {
+    "long_prefill": _engine_field(long_prefill_token_threshold=0),
+    "prefix_cache": _engine_field(enable_prefix_caching=False),
+    "events": _engine_field(enable_kv_cache_events=False),
+    "priority": _engine_field(policy="fcfs"),
+    "abort": _without_aborts,
+    "async": _engine_field(async_scheduling=False),
+    "spec": _engine_field(speculative=None),
+    "mm": _without_images,
+    "encoder_decoder": _without_cross_attention,
+    "groups": _engine_field(kv_cache_groups=()),
+    "sliding_window": _engine_field(sliding_window=0),
+    "free": _engine_field(interleaving="engine"),
+    "v2_runner": _engine_field(model_runner="v1"),
+    "v2_ngram": lambda scenario: (
+        _engine_field(model_runner="v1")(scenario) if uses_v2_ngram(scenario) else scenario
+    ),
+    "stop": _without_stops,
+    "grammar": _without_grammars,
+    "reset": _without_control(lambda event: isinstance(event, Reset) and event.cache == "prefix"),
+    "encoder_reset": _without_control(lambda event: isinstance(event, Reset) and event.cache == "encoder"),
+    "pause": _without_control(lambda event: isinstance(event, Pause | Resume)),
+    "min_tokens": _request_field(min_tokens=0),
+    "cache_salt": _request_field(cache_salt=0),
+    "skip_prefix": _request_field(skip_reading_prefix_cache=False),
+    "connector": _without_connector,
+    "failed_load": _without_failed_loads,
+    "load_failure_policy": _without_failure_policy,
+    "hybrid_connector": _without_hybrid_connector,
+    "hybrid_failed_load": _without_hybrid_failures,
+    # These three read what the others leave: lengths, then the budget that a length asks for, then blocks for both.
+    "max_model_len": _within_model_len,
+    "chunked_prefill": _engine_field(enable_chunked_prefill=False, long_prefill_token_threshold=0),
+    "preemption": lambda scenario: replace(scenario, engine=without_pressure(scenario.engine)),
+}
+"""Turning a feature off is one edit; what follows from it (acceptance without drafts, ...) is repair's."""
+
+
+FEATURES: tuple[str, ...] = ("text", *_OFF)
+"""All that can be asked for. `text` is always on; its name serves to ask for nothing else."""

@@ -1,0 +1,174 @@
+"""The V2 model runner's bookkeeping: one slot a request, on the device, which keeps its own counts.
+
+The order of operations and the rules are those of `gpu/model_runner.py`: finished and preempted requests leave; new
+requests take a slot with all their tokens (a request that was preempted comes as new); block ids are appended. Where a
+request stands, its last token and its drafts are in its slot, so that skipping a step is harmless. The scheduler's
+count feeds a copy on the host only: which rows prefill, which items they gather, and the longest sequence.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from harness.model import Reference
+from harness.scenario import Engine, image_hash
+from harness.step import CachedRow, NewRow, Step
+from harness.worker.observation import Breach, Observation, RunnerFailure
+from harness.worker.traits import NEWEST_V2, TraitsV2
+
+STALE = -1
+"""A token of which the runner has what another step, or another request, left there."""
+NO_DRAFT = -1
+"""What stands in a slot for drafts that were not proposed; no embedding has it."""
+_ROW_ALIGNMENT = 128
+"""Tokens; block tables are as wide as a multiple of it."""
+
+
+@dataclass(slots=True)
+class Slot:
+    """A request's state. `prefill` are the tokens that it came with; `counted` is the scheduler's count."""
+
+    reference: Reference
+    items: tuple[tuple[int, int, str], ...]
+    stripped: set[int]
+    tables: list[list[int]]
+    prefill: tuple[int, ...]
+    computed: int
+    counted: int
+    total: int
+    """Tokens known: those that it came with, and those sampled since."""
+    drafts: list[int]
+    last: int = STALE
+    """The token sampled last."""
+
+
+class BatchV2:
+    """What the runner remembers between steps."""
+
+    def __init__(
+        self, references: Mapping[str, Reference], engine: Engine, traits: TraitsV2 = NEWEST_V2
+    ) -> None:
+        self.traits = traits
+        self.references = references
+        self.engine = engine
+        self.requests: dict[str, Slot] = {}
+        self.observations: list[Observation] = []
+        speculative = engine.speculative
+        self._num_spec = speculative.num_speculative_tokens if speculative else 0
+        self._counts_run_ahead = engine.async_scheduling and speculative is not None
+        blocks = -(-engine.max_model_len // engine.block_size)
+        alignment = _ROW_ALIGNMENT // engine.block_size
+        self._row_capacity = -(-blocks // alignment) * alignment
+
+    def fail(self, breach: Breach) -> RunnerFailure:
+        """Records what the real runner would raise on; raise the result."""
+        self.observations.append(breach)
+        return RunnerFailure(breach.message)
+
+    def update(self, step: Step) -> None:
+        """Applies a step's state part; also for a step without tokens."""
+        for request in (*step.finished, *step.preempted):
+            self.requests.pop(request, None)
+        for new in step.new:
+            self._add(new)
+        for cached in step.cached:
+            self._update(cached)
+        for request, inputs in step.item_updates.items():
+            if request not in self.requests:
+                message = f"encoder inputs of {request} are updated, but the worker does not know it"
+                raise self.fail(Breach("unknown-request", message, request, True))
+            stripped = self.requests[request].stripped
+            for index, with_data in inputs.items():
+                (stripped.discard if with_data else stripped.add)(index)
+        self._check_rows(step)
+
+    def _add(self, row: NewRow) -> None:
+        if row.prefill is None or len(row.prefill) < len(row.prompt):
+            message = f"{row.request} is sent without all of its tokens (prefill_token_ids)"
+            raise self.fail(Breach("tokens-not-sent", message, row.request, True))
+        self.requests.pop(row.request, None)
+        if len(self.requests) >= self.engine.max_num_seqs:
+            message = f"{row.request} finds no free slot: {sorted(self.requests)} have them"
+            raise self.fail(Breach("no-free-slot", message, row.request, True))
+        reference = self.references[row.request]
+        if row.items != tuple((offset, length, image_hash(item)) for offset, length, item in reference.items):
+            message = f"{row.request} is sent with multimodal items that are not its client's: {row.items}"
+            self.observations.append(Breach("items-changed", message, row.request))
+        self.requests[row.request] = slot = Slot(
+            reference=reference,
+            items=row.items,
+            stripped=set(row.stripped),
+            tables=[[] for _ in row.block_ids],
+            prefill=row.prefill,
+            computed=row.computed,
+            counted=row.computed,
+            total=len(row.prefill),
+            drafts=[0] * self._num_spec,
+        )
+        self._append(slot, row.request, row.block_ids)
+
+    def _update(self, row: CachedRow) -> None:
+        slot = self.requests.get(row.request)
+        if slot is None:
+            message = f"{row.request} is sent as known, but the worker does not know it"
+            raise self.fail(Breach("unknown-request", message, row.request, True))
+        slot.counted = row.computed
+        # The longest sequence, by which attention kernels are launched, is computed from the scheduler's count.
+        ahead = row.computed - slot.computed
+        if ahead < 0 or (ahead and not self._counts_run_ahead):
+            message = f"{row.request}: the scheduler counts {row.computed} computed tokens, the device {slot.computed}"
+            self.observations.append(Breach("counts-differ", message, row.request))
+        self._append(slot, row.request, row.new_block_ids or ())
+
+    def _append(self, slot: Slot, request: str, block_ids: tuple[tuple[int, ...], ...]) -> None:
+        for group, (table, blocks) in enumerate(zip(slot.tables, block_ids, strict=False)):
+            table.extend(blocks)
+            if len(table) > self._row_capacity:
+                message = (
+                    f"{request} has {len(table)} blocks in group {group}; a row has {self._row_capacity}"
+                )
+                breach = Breach("table-overflow", message, request, self.traits.tables_are_bounded)
+                if breach.fails:
+                    raise self.fail(breach)
+                self.observations.append(breach)
+
+    def _check_rows(self, step: Step) -> None:
+        unknown = sorted(step.scheduled.keys() - self.requests.keys())
+        if unknown:
+            message = f"scheduled, but the worker does not know them: {unknown}"
+            raise self.fail(Breach("rows-differ", message, unknown[0], True))
+        sent = {new.request for new in step.new} | {cached.request for cached in step.cached}
+        idle = sorted(sent - step.scheduled.keys())
+        if idle:
+            self.observations.append(Breach("rows-differ", f"sent, but not scheduled: {idle}", idle[0]))
+
+    def prefills(self, request: str) -> bool:
+        """Whether the host takes a row for an unfinished prefill."""
+        slot = self.requests[request]
+        return slot.counted < len(slot.prefill)
+
+    def inputs(self, step: Step, request: str, *, copied: bool) -> list[int]:
+        """Token ids that the step feeds for a request. `copied`: some row of the step is an unfinished prefill, so that
+        the tokens that requests came with are copied at all.
+        """
+        slot = self.requests[request]
+        count, drafts = step.scheduled[request], len(step.drafts.get(request, ()))
+        end, prefill = slot.computed + count, len(slot.prefill)
+        tokens = [STALE] * count
+        if copied:
+            known = slot.prefill[slot.computed : end]
+            tokens[: len(known)] = known
+        if end > prefill:
+            if end - drafts - 1 >= prefill:
+                tokens[count - drafts - 1] = slot.last
+            if drafts:
+                tokens[count - drafts :] = slot.drafts[:drafts]
+        return tokens
+
+    def keep(self, step: Step, request: str, sampled: list[int]) -> None:
+        """The device's counts after a step; what was rejected is not computed."""
+        slot = self.requests[request]
+        slot.computed += step.scheduled[request]
+        if sampled:
+            slot.computed -= len(step.drafts.get(request, ())) + 1 - len(sampled)
+            slot.total += len(sampled)
+            slot.last = sampled[-1]

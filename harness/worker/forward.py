@@ -1,0 +1,332 @@
+"""What both model runners do alike: encoder outputs, gathers, KV memory, the target's answers under masks.
+
+The runners differ in their bookkeeping (`batch_v1`, `batch_v2`) and in what they do when; what a step reads and writes
+follows from the same rules, which are here. What a step needs it must find where the SchedulerOutput says; what it
+meets it reports. Not modelled: the drafter's own KV entries (ledger 41838), which decide acceptance but never the
+output.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import numpy as np
+
+from harness.groups import attended_from, groups_of, looks_ahead
+from harness.model import Reference, mix
+from harness.peers.mover import Mover
+from harness.scenario import Engine, Mamba
+from harness.step import Step
+from harness.worker import masks
+from harness.worker.external import StubMemory
+from harness.worker.masks import Rows
+from harness.worker.observation import (
+    Breach,
+    EncoderMiss,
+    KvMismatch,
+    MaskMismatch,
+    Observation,
+    RunnerFailure,
+)
+from harness.worker.shadow import KvShadow, Slots
+from harness.worker.traits import Traits, TraitsV2
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """What a step gave: sampled tokens per request (empty where the sample is discarded) and observations."""
+
+    sampled: dict[str, list[int]]
+    observations: tuple[Observation, ...]
+
+
+class Known(Protocol):
+    """A request as a runner remembers it."""
+
+    @property
+    def reference(self) -> Reference:
+        """Its truth."""
+
+    @property
+    def items(self) -> tuple[tuple[int, int, str], ...]:
+        """Multimodal items as (offset, length, hash)."""
+
+    @property
+    def stripped(self) -> Collection[int]:
+        """Indices of items without the data that the encoder needs."""
+
+    @property
+    def tables(self) -> list[list[int]]:
+        """Block ids, one list per KV cache group."""
+
+
+class Batch(Protocol):
+    """A runner's bookkeeping."""
+
+    observations: list[Observation]
+
+    @property
+    def requests(self) -> Mapping[str, Known]:
+        """By request id."""
+
+    def fail(self, breach: Breach) -> RunnerFailure:
+        """Records what the real runner would raise on; raise the result."""
+
+
+class Forward:
+    """One worker's memory for one execution."""
+
+    batch: Batch
+    grammars_limit_drafts: ClassVar[bool] = False
+    """Whether drafts that a grammar does not accept are rejected, whatever the masks say."""
+
+    def __init__(
+        self, engine: Engine, references: Mapping[str, Reference], traits: Traits | TraitsV2
+    ) -> None:
+        self.engine = engine
+        speculative = engine.speculative
+        self.num_spec = speculative.num_speculative_tokens if speculative else 0
+        self.looks_ahead = looks_ahead(engine)
+        self.groups = groups_of(engine)
+        self.kv = KvShadow(engine.num_gpu_blocks, engine.block_size, len(self.groups))
+        self.encoder_cache: set[str] = set()
+        self.ever_encoded: set[str] = set()
+        self.stripped: set[str] = set()
+        """Images that could not be encoded, since their data was left out."""
+        self.drafts: dict[str, list[int]] | None = None
+        self.masks_are_strided = traits.masks_are_strided
+        self._drafter_falls_back = traits.drafter_falls_back
+        self._starts: dict[str, int] = {}
+        self._inputs: dict[str, list[int]] = {}
+        self._outside = StubMemory(self.kv, references, lambda seen: self.observations.append(seen))
+        self.mover = Mover(self._outside) if engine.connector else None
+        self.spoiled: set[str] = set()
+        """Rows of the step in progress that attend to what a failed load left."""
+
+    @property
+    def observations(self) -> list[Observation]:
+        """What the call in progress has met so far; the list that a RunnerFailure leaves behind."""
+        return self.batch.observations
+
+    def execute(self, step: Step, rows: Mapping[str, Rows] | None = None) -> Execution:
+        """Both calls of a step in a row."""
+        self.forward(step)
+        seen = tuple(self.observations)
+        sampled = self.sample(step, rows or {})
+        return Execution(sampled, (*seen, *self.observations))
+
+    def forward(self, step: Step) -> None:
+        """Runs a step up to its logits. RunnerFailure where the real runner raises; `observations` say why."""
+        raise NotImplementedError
+
+    def sample(self, step: Step, rows: Mapping[str, Rows]) -> dict[str, list[int]]:
+        """Samples under the grammars' masks and drafts: tokens per request, none where the sample is discarded.
+
+        `rows` holds masks of requests (see `masks`). RunnerFailure and `observations` as in `forward`, afresh.
+        """
+        raise NotImplementedError
+
+    def take_drafts(self) -> dict[str, list[int]] | None:
+        """Drafts of the last step that sampled, per row (what `take_draft_token_ids` returns)."""
+        return self.drafts
+
+    def reset_encoder_cache(self) -> None:
+        """What was encoded has gone as if it had been evicted."""
+        self.encoder_cache.clear()
+
+    def _check_total(self, step: Step, *, fails: bool) -> None:
+        if step.total != sum(step.scheduled.values()):
+            message = f"total_num_scheduled_tokens is {step.total}, the sum is {sum(step.scheduled.values())}"
+            if fails:
+                raise self.batch.fail(Breach("wrong-total", message, fails=True))
+            self.observations.append(Breach("wrong-total", message))
+
+    # -- connector ----------------------------------------------------------------------------------------------
+
+    def _transfer(self, step: Step, *, now: bool, last: bool = False) -> None:
+        """KVConnectorModelRunnerMixin: loads start before the forward pass or after it; then what is over is told."""
+        if self.mover is None:
+            return
+        if step.orders is None:
+            message = f"step {step.index} comes without metadata for the connector"
+            raise self.batch.fail(Breach("no-connector-metadata", message, "", True))
+        if now:
+            self.mover.now = step.iteration
+            self.mover.start(step.orders)
+        if last:
+            self.mover.finish()
+
+    # -- encoder ------------------------------------------------------------------------------------------------
+
+    def _run_encoder(self, step: Step) -> None:
+        for request, indices in step.encoder_inputs.items():
+            cached = self.batch.requests.get(request)
+            if cached is None or not all(0 <= index < len(cached.items) for index in indices):
+                message = f"items {indices} of {request} are to be encoded, which the worker does not know"
+                raise self.batch.fail(Breach("unknown-encoder-input", message, request, True))
+            for index in indices:
+                image = cached.items[index][2]
+                if index in cached.stripped:
+                    self.stripped.add(image)  # the runner skips it, and says nothing
+                    continue
+                self.encoder_cache.add(image)
+                self.ever_encoded.add(image)
+
+    def _gather(self, request: str, start: int, count: int, window: str) -> None:
+        """GPUModelRunner._gather_mm_embeddings: every item that overlaps [start, start+count) must be there."""
+        encoder = self.engine.encoder
+        if encoder is not None and encoder.is_encoder_decoder:
+            return  # cross-attention reads what the step itself has encoded
+        end_of_target = start + count - (1 if window == "drafter" else 0)
+        for offset, length, image in self.batch.requests[request].items:
+            if offset >= start + count or offset + length <= start or image in self.encoder_cache:
+                continue
+            if self._drafter_falls_back and offset >= end_of_target:
+                continue
+            reason = "evicted" if image in self.ever_encoded else "never encoded"
+            if image in self.stripped:
+                reason = "sent without the data that its encoder needs"
+            self.observations.append(EncoderMiss(request, image, window, reason))
+            raise RunnerFailure(f"Encoder cache miss for {image}.")
+
+    # -- target -------------------------------------------------------------------------------------------------
+
+    def _forward(self, starts: dict[str, int], inputs: dict[str, list[int]]) -> None:
+        """In an attention layer every request writes before any reads; a Mamba layer reads each state before it
+        writes it."""
+        for request, start in starts.items():
+            self._read(request, start, states=True)
+        for request, start in starts.items():
+            self._write(request, start, inputs[request])
+        if self._outside.has_failed:
+            self._spread(starts, inputs)
+        for request, start in starts.items():
+            self._read(request, start, states=False)
+
+    def _spread(self, starts: dict[str, int], inputs: dict[str, list[int]]) -> None:
+        """What is computed from what a failed load left is as wrong as that."""
+        spreads = True
+        while spreads:
+            spreads = False
+            for request, start in starts.items():
+                if request in self.spoiled or not self._attends_to_spoiled(request, start):
+                    continue
+                spreads = True
+                self.spoiled.add(request)
+                for table in self.batch.requests[request].tables:
+                    self.kv.spoil(self.kv.slots(table, start, start + len(inputs[request])))
+
+    def _attends_to_spoiled(self, request: str, start: int) -> bool:
+        tables = self.batch.requests[request].tables
+        return any(
+            self.kv.is_spoiled(self.kv.slots(table, attended_from(kind, start), start))
+            for table, kind in zip(tables, self.groups, strict=True)
+        )
+
+    def _write(self, request: str, start: int, tokens: list[int]) -> None:
+        cached = self.batch.requests[request]
+        contents = np.array(self._contents(cached.reference, start, tokens), dtype=np.uint64)
+        contents ^= np.uint64(cached.reference.salt)
+        for group, (table, kind) in enumerate(zip(cached.tables, self.groups, strict=True)):
+            if isinstance(kind, Mamba):
+                slots, written = self.kv.state(table), contents[-1:]
+            else:
+                slots, written = self._slots(request, table, start, start + len(tokens)), contents
+            wrong = np.flatnonzero(slots < self.kv.block_size)
+            if len(wrong):
+                position = start + int(wrong[0])
+                what = self.kv.describe(int(slots[wrong[0]]))
+                message = f"{request} writes position {position} of group {group} to a {what}"
+                self.observations.append(Breach("write-" + what.replace(" ", "-"), message, request))
+            self.kv.write(group, slots, written)
+
+    def _slots(self, request: str, table: list[int], start: int, stop: int) -> Slots:
+        slots = self.kv.slots(table, start, stop)
+        beyond = slots[slots >= len(self.kv.contents)]
+        if len(beyond):
+            block = int(beyond[0]) // self.kv.block_size
+            message = f"{request} uses block {block}, which the cache does not have"
+            raise self.batch.fail(Breach("block-beyond-cache", message, request, True))
+        return slots
+
+    @staticmethod
+    def _contents(reference: Reference, start: int, tokens: list[int]) -> list[int]:
+        """Fingerprints that feeding `tokens` from `start` on writes; the truth as long as the tokens are true."""
+        contents: list[int] = []
+        true = True
+        for position, token in enumerate(tokens, start):
+            true = true and token == reference.token(position)
+            previous = contents[-1] if contents else 0
+            contents.append(reference.content(position) if true else mix(previous, token))
+        return contents
+
+    def _read(self, request: str, start: int, *, states: bool) -> None:
+        """Attention to the context [0, start), or to the part of it that the group's first query sees; those that
+        follow see no more of it. A state stands for the whole context, and is empty before the first position."""
+        cached = self.batch.requests[request]
+        if start > 0:
+            cached.reference.token(start - 1)
+        for group, (table, kind) in enumerate(zip(cached.tables, self.groups, strict=True)):
+            if isinstance(kind, Mamba) is not states:
+                continue
+            first = start - 1 if states else attended_from(kind, start)
+            if not 0 <= first < start:
+                continue
+            slots = self.kv.state(table) if states else self._slots(request, table, first, start)
+            expected = np.array(cached.reference.contents[first:start], dtype=np.uint64)
+            expected ^= np.uint64(cached.reference.salt)
+            wrong = self.kv.mismatches(group, slots, expected)
+            if len(wrong):
+                slot = int(slots[wrong[0]])
+                self.observations.append(
+                    KvMismatch(
+                        request=request,
+                        group=group,
+                        position=first + int(wrong[0]),
+                        block=slot // self.kv.block_size,
+                        found=self.kv.describe(slot),
+                    )
+                )
+
+    def _stale_token(self, request: str, start: int, tokens: Sequence[int]) -> Breach | None:
+        """The first of the tokens that no drafter proposed which is not the request's own. Not asked of a spoiled row:
+        what it sampled last is as wrong as what it attends to."""
+        reference = self.batch.requests[request].reference
+        if request in self.spoiled:
+            return None
+        for position, token in enumerate(tokens, start):
+            if token != reference.token(position):
+                what = "a token that it does not know" if token < 0 else f"token {token}"
+                return Breach("stale-token", f"{request} is fed {what} at position {position}", request)
+        return None
+
+    def _verified(self, request: str, position: int, drafts: Sequence[int], rows: Rows | None) -> list[int]:
+        """What the target says from `position` on, as far as the masks let it: the drafts that are right, and one
+        token more.
+        """
+        reference = self.batch.requests[request].reference
+        sampled: list[int] = []
+        for draft in (*drafts, None):
+            true = reference.token(position + len(sampled))
+            sampled.append(true if rows is None else masks.sampled(rows[len(sampled)], true))
+            if draft != sampled[-1]:
+                break
+        return sampled
+
+    def _check_mask(self, request: str, first: int, count: int, rows: Rows | None) -> None:
+        """The masks that `count` tokens from output position `first` on were sampled under: the grammar's, up to the
+        output's end.
+        """
+        reference = self.batch.requests[request].reference
+        for drafts in range(min(count, len(reference.expected_output()[0]) - first)):
+            token = reference.token(reference.prompt_length + first + drafts)
+            if rows is None:
+                found = "missing"
+            elif masks.allows_everything(rows[drafts]):
+                found = "allows every token"
+            elif masks.allowed(rows[drafts]).tolist() != [token]:
+                found = "allows other tokens"
+            else:
+                continue
+            self.observations.append(MaskMismatch(request, first + drafts, drafts, found))
+            return
