@@ -77,6 +77,7 @@ def uses(scenario: Scenario, feature: str) -> bool:
 
 NEEDS = {
     "encoder_decoder": ("mm",),
+    "events": ("prefix_cache",),
     "failed_load": ("connector",),
     "load_failure_policy": ("connector",),
     "hybrid_connector": ("connector", "sliding_window"),
