@@ -1,14 +1,17 @@
 """What became of the ledger's records: kept from run to run, and told as a page."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
+from fuzz.corpus import write
 from fuzz.hunt import Trophy
-from fuzz.ledger import Record, records
+from fuzz.ledger import FOLDER, Record, chosen, records
 
 RESULTS = "results.json"
+PROOFS = "proofs"
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -48,25 +51,36 @@ def _quiet(hunt: Trophy) -> str:
     return hunt.quiet if hunt.plant is not None else f"on {hunt.quiet}"
 
 
-def keep(folder: Path, outcomes: Iterable[Outcome]) -> list[Outcome]:
-    """Adds outcomes to a folder's results, in the place of earlier ones of the same record; all that it now holds."""
+def results(folder: Path = FOLDER) -> list[Outcome]:
+    """What a folder holds: those that our repository keeps, or a search's."""
     path = folder / RESULTS
-    known: dict[str, Outcome] = {}
-    if path.exists():
-        known = {one.record: one for one in msgspec.json.decode(path.read_bytes(), type=list[Outcome])}
-    known.update((one.record, one) for one in outcomes)
+    return msgspec.json.decode(path.read_bytes(), type=list[Outcome]) if path.exists() else []
+
+
+def keep(folder: Path, outcome: Outcome, proofs: Path) -> None:
+    """Adds an outcome to a folder's results, in the place of an earlier one, with the scenarios that are its proofs.
+
+    `proofs` is the folder to which the outcome's scenarios are relative.
+    """
+    (folder / PROOFS).mkdir(parents=True, exist_ok=True)
+    hunts = []
+    for hunt in outcome.hunts:
+        if hunt.found:
+            name = f"{hunt.record}-{hunt.vllm}{'-planted' if hunt.plant else ''}.json"
+            write(folder / PROOFS / name, (proofs / hunt.scenario).read_bytes())
+            hunt = replace(hunt, scenario=name)
+        hunts.append(hunt)
+    known = {one.record: one for one in results(folder)}
+    known[outcome.record] = replace(outcome, hunts=tuple(hunts))
     order = {record.id: at for at, record in enumerate(records())}
     found = sorted(known.values(), key=lambda one: order.get(one.record, len(order)))
-    from fuzz.corpus import write
-
-    write(path, msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
-    return found
+    write(folder / RESULTS, msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
 
 
 def page(outcomes: Sequence[Outcome]) -> str:
-    """The page: what was found, what was not and why."""
-    by_id = {record.id: record for record in records()}
-    known = [(by_id[one.record], one) for one in outcomes if one.record in by_id]
+    """The page: of all checked records, what was found, and what was not and why."""
+    by_id = {one.record: one for one in outcomes}
+    known = [(record, by_id.get(record.id) or Outcome(record.id, False)) for record in chosen()]
     found = [pair for pair in known if pair[1].found]
     lost = [pair for pair in known if not pair[1].found]
     return "\n".join(

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from fuzz.corpus import write
 from fuzz.hunt import AFTER_SECONDS, Quarry, Trophy, hunt
@@ -66,7 +67,9 @@ class _Search:
         assert self._job is not None
         path = self._folder / "result.json"
         if path.exists():
-            return msgspec.json.decode(path.read_bytes(), type=Trophy)
+            trophy = msgspec.json.decode(path.read_bytes(), type=Trophy)
+            name = self._folder.relative_to(self._out) / trophy.scenario
+            return replace(trophy, scenario=str(name)) if trophy.found else trophy
         quarry = self._quarry
         return Trophy(
             quarry.record,

@@ -32,22 +32,32 @@ def ledger(
         typer.Option("--every", help="Look in every place that a record names, not only until it is found."),
     ] = False,
     out: Out = None,
+    keep: Annotated[
+        Path | None,
+        typer.Option("--keep", metavar="DIR", help="Add results and proofs to those there (corpus/ledger)."),
+    ] = None,
     report: Annotated[
         Path | None,
-        typer.Option("--report", metavar="FILE", help="Write what is known of all records there, as a page."),
+        typer.Option(
+            "--report",
+            metavar="FILE",
+            help="Write what --keep or our repository holds as a page, and look for nothing.",
+        ),
     ] = None,
     json: AsJson = False,
 ) -> int:
     """Look for known bugs, on the releases that have them or planted into others, by fuzzing.
 
-    Results gather in the --out folder. Exit status 0 when all chosen records were found.
+    Exit status 0 when all chosen records were found.
 
     Example: schedfuzz ledger 38907 45347 --seconds 60 --out out/ledger
     """
     fix_hash_seed()
     console = Console()
-    from fuzz.ledger import chosen
-    from fuzz.ledger_report import keep, line, page
+    from fuzz.corpus import write
+    from fuzz.ledger import FOLDER, chosen
+    from fuzz.ledger_report import keep as put
+    from fuzz.ledger_report import line, page, results
     from fuzz.ledger_run import run
     from fuzz.restrict import parse_features
 
@@ -58,16 +68,16 @@ def ledger(
         raise BadInput(f"ledger: {error}") from None
     if report is not None:
         check_writable(report)
+        write(report, page(results(keep or FOLDER)).encode())
+        return Status.CLEAN
     folder = out or first_free(Path("out"), "ledger")
     folder.mkdir(parents=True, exist_ok=True)
     outcomes = []
     for outcome in run(wanted, folder, engine.value, seed, seconds, override, jobs=jobs, every=every):
         outcomes.append(outcome)
-        kept = keep(folder, [outcome])
+        put(keep or folder, outcome, folder)
         if not json:
             console.print(line(outcome))
-    if report is not None:
-        report.write_text(page(kept), encoding="utf-8")
     if json:
         console.json(outcomes)
     else:
