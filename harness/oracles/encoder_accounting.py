@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 from harness.oracles.base import Oracle
 from harness.scenario import image_hash
 from harness.step import Step
+from harness.world import Act
 
 
 class EncoderAccounting(Oracle):
@@ -25,6 +26,9 @@ class EncoderAccounting(Oracle):
         super().__init__(*arguments)
         self._begun: dict[str, tuple[int, set[int]]] = {}
         """Per request, where its last step ended and which items it has met without a break up to there."""
+
+    def controlled(self, act: Act) -> None:
+        self._begun.clear()  # a reset takes entries that are in use, and means it
 
     def dispatched(self, step: Step) -> None:
         encoder = self.world.engine.encoder
