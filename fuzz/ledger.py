@@ -101,8 +101,8 @@ def parse(text: str) -> tuple[Record, ...]:
                     raise ValueError(f"{bound!r} is no release number, in record {record.id}")
         if not record.id:
             raise ValueError("a record without an id")
-        if bool(record.site) == bool(record.missing) and record.checked:
-            raise ValueError(f"record {record.id} needs either a site or a word about what is missing")
+        if record.checked and not record.site and not record.missing:
+            raise ValueError(f"record {record.id} needs a site, or a word about what is missing")
         if record.site and not record.sign:
             raise ValueError(f"record {record.id} has a site and no sign to look for")
         for site in record.site:
