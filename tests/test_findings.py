@@ -22,6 +22,7 @@ EXPECTED = {
     "drafts-without-a-mask-after-a-pause": dict.fromkeys(
         ("0.20.2", "0.24.0", "0.33.0"), "O16-mask-allows-every-token-eadf5c2b"
     ),
+    "reset-leaves-slots-of-the-v2-runner": {"0.24.0": "O13-no-free-slot-09791b6b", "0.33.0": None},
     "grammar-that-does-not-compile": {
         "0.20.2": "O1-exception-45fd120c",
         "0.24.0": "O1-exception-45fd120c",

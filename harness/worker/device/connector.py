@@ -30,7 +30,7 @@ class DeviceMemory:
         keys = [signed((after - before) % (1 << 64)) for before, after in itertools.pairwise(sums)]
         for memory, table in zip(self._groups, order.tables, strict=True):
             slots = memory.slots
-            limbs = to_limbs(torch.tensor(keys)).to(slots)
+            limbs = to_limbs(torch.tensor(keys) + memory.salt).to(slots)
             size = slots.shape[1]
             for position in range(order.start, order.stop):
                 if block := table[position // size]:
