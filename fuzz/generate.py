@@ -123,7 +123,7 @@ def _engine(rng: Random, weights: Weights, block_size: BlockSize, images: tuple[
         policy="priority" if "priority" in weights else "fcfs",
         async_scheduling="async" in weights,
         sliding_window=_near(rng, 2, block_size, 2 * block_size) if "sliding_window" in weights else 0,
-        kv_cache_groups=_groups(rng, block_size) if "groups" in weights else (),
+        kv_cache_groups=_groups(rng, weights, block_size),
         speculative=Speculative(rng.choice(_METHODS), rng.choice(_DRAFTS)) if "spec" in weights else None,
         encoder=_encoder(rng, weights, images) if "mm" in weights else None,
         enable_kv_cache_events="events" in weights,
@@ -141,12 +141,17 @@ def _engine(rng: Random, weights: Weights, block_size: BlockSize, images: tuple[
     return repair(Scenario(format=1, engine=engine, images=images, requests=shown)).engine
 
 
-def _groups(rng: Random, block_size: int) -> tuple[Group, ...]:
+def _groups(rng: Random, weights: Weights, block_size: int) -> tuple[Group, ...]:
     """Mostly with full attention, mostly of different kinds, in any order."""
+    if "groups" not in weights:
+        hybrid = chance(rng, weights, "mamba_cache")
+        return (
+            rng.choice(((Full(), Mamba()), (Full(), Mamba(), Mamba()), (Mamba(), Full()))) if hybrid else ()
+        )
     groups = [new_group(rng, block_size) for _ in range(rng.choice((1, 2, 2, 3, 3, 4)))]
     if rng.random() < 0.75:
         groups.insert(rng.choice((0, 0, len(groups))), Full())
-    if rng.random() < 0.15:  # it does without prefix caching and drafts
+    if rng.random() < max(0.15, weights.get("mamba_cache", 0.0)):
         groups.insert(rng.randint(0, len(groups)), Mamba())
     return tuple(groups)
 

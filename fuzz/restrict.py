@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from fuzz.edits import without_events
 from harness.features import uses_v2_ngram
+from harness.groups import has_mamba, is_hybrid
 from harness.repair import blocks_needed, repair
 from harness.scenario import (
     MAX_MODEL_LEN,
@@ -138,6 +139,21 @@ def _without_grammars(scenario: Scenario) -> Scenario:
     return replace(scenario, requests=tuple(replace(r, grammar=None) for r in scenario.requests))
 
 
+def _without_cached_states(scenario: Scenario) -> Scenario:
+    engine = scenario.engine
+    if is_hybrid(engine):
+        return _engine_field(kv_cache_groups=())(scenario)
+    return _engine_field(enable_prefix_caching=False)(scenario) if has_mamba(engine) else scenario
+
+
+def _without_chunks(scenario: Scenario) -> Scenario:
+    """States are cached at the ends of chunks: vLLM refuses the one without the other."""
+    engine = replace(scenario.engine, enable_chunked_prefill=False, long_prefill_token_threshold=0)
+    if has_mamba(engine):
+        engine = replace(engine, enable_prefix_caching=False)
+    return replace(scenario, engine=engine)
+
+
 _OFF: dict[str, Callable[[Scenario], Scenario]] = {
     "long_prefill": _engine_field(long_prefill_token_threshold=0),
     "prefix_cache": _engine_field(enable_prefix_caching=False),
@@ -148,8 +164,11 @@ _OFF: dict[str, Callable[[Scenario], Scenario]] = {
     "spec": _engine_field(speculative=None),
     "mm": _without_images,
     "encoder_decoder": _without_cross_attention,
-    "groups": _engine_field(kv_cache_groups=()),
+    "groups": lambda scenario: (
+        scenario if is_hybrid(scenario.engine) else _engine_field(kv_cache_groups=())(scenario)
+    ),
     "sliding_window": _engine_field(sliding_window=0),
+    "mamba_cache": _without_cached_states,
     "free": _engine_field(interleaving="engine"),
     "v2_runner": _engine_field(model_runner="v1"),
     "v2_ngram": lambda scenario: (
@@ -170,7 +189,7 @@ _OFF: dict[str, Callable[[Scenario], Scenario]] = {
     "hybrid_failed_load": _without_hybrid_failures,
     # These three read what the others leave: lengths, then the budget that a length asks for, then blocks for both.
     "max_model_len": _within_model_len,
-    "chunked_prefill": _engine_field(enable_chunked_prefill=False, long_prefill_token_threshold=0),
+    "chunked_prefill": _without_chunks,
     "preemption": lambda scenario: replace(scenario, engine=without_pressure(scenario.engine)),
 }
 """Turning a feature off is one edit; what follows from it (acceptance without drafts, ...) is repair's."""

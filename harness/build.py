@@ -10,11 +10,13 @@ and profiles memory; every attribute that its loop reads is set as the construct
 import copy
 import functools
 import queue
+import types
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from harness import compat, features
+from harness.groups import has_mamba, states_are_cached
 from harness.kv_groups import grouped
 from harness.model import EOS, STOP, Reference
 from harness.peers.events import Listener
@@ -69,6 +71,7 @@ class ModelStandIn:
     skip_tokenizer_init = True
     architectures = ("StandIn",)
     model = served_model_name = "stand-in"
+    hf_config = types.SimpleNamespace(model_type="stand-in")
 
     def __init__(self, max_model_len: int) -> None:
         self.max_model_len = max_model_len
@@ -107,6 +110,15 @@ def _device_config() -> Any:
     return DeviceConfig(device="cpu")
 
 
+def _mamba_cache(engine: Engine) -> dict[str, Any]:
+    """What MambaModelConfig settles for a hybrid model."""
+    return (
+        {"mamba_cache_mode": "align", "mamba_block_size": engine.block_size}
+        if states_are_cached(engine)
+        else {}
+    )
+
+
 @functools.lru_cache(maxsize=256)
 def vllm_config(engine: Engine) -> Any:
     """The VllmConfig of an engine; cached, since it costs as much as a whole short execution (1.5-3 ms).
@@ -135,7 +147,10 @@ def vllm_config(engine: Engine) -> Any:
             disable_chunked_mm_input=bool(encoder and encoder.disable_chunked_mm_input),
         )
         cache_config = compat.construct(
-            CacheConfig, block_size=engine.block_size, enable_prefix_caching=engine.enable_prefix_caching
+            CacheConfig,
+            block_size=engine.block_size,
+            enable_prefix_caching=engine.enable_prefix_caching,
+            **_mamba_cache(engine),
         )
         config = compat.construct(
             VllmConfig,
@@ -186,7 +201,9 @@ def kv_cache_config(engine: Engine) -> Any:
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
     # Grouping takes as long as a short execution, and reads little of an engine: the cache holds it by that.
-    named = ("max_model_len", "block_size", "sliding_window", "kv_cache_groups", "speculative")
+    named = ["max_model_len", "block_size", "sliding_window", "kv_cache_groups", "speculative"]
+    if has_mamba(engine):
+        named += ["enable_prefix_caching", "enable_chunked_prefill"]
     groups = [
         copy.copy(group) for group in _groups(Engine(**{name: getattr(engine, name) for name in named}))
     ]

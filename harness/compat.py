@@ -47,6 +47,10 @@ _PRESENT: Mapping[str, tuple[Callable[[], bool], str]] = {
         lambda: optional("vllm.v1.core.encoder_cache_manager", "EncoderDecoderCacheManager") is not None,
         "EncoderDecoderCacheManager (from 0.13)",
     ),
+    "mamba_cache": (
+        lambda: optional("vllm.v1.worker.mamba_utils", "preprocess_mamba") is not None,
+        'its Mamba states cannot be cached at the ends of blocks (mamba_cache_mode="align")',
+    ),
     "pause": (
         lambda: hasattr(optional("vllm.v1.core.sched.scheduler", "Scheduler"), "set_pause_state"),
         "Scheduler.set_pause_state (from 0.17)",

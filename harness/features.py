@@ -6,6 +6,7 @@ rejected, with the reason; generators leave it out.
 
 from collections.abc import Callable, Mapping
 
+from harness.groups import is_hybrid, states_are_cached
 from harness.scenario import Pause, Reset, Scenario
 
 
@@ -37,8 +38,9 @@ def uses_v2_ngram(scenario: Scenario) -> bool:
 
 
 OPTIONAL: Mapping[str, Callable[[Scenario], bool]] = {
-    "groups": lambda scenario: bool(scenario.engine.kv_cache_groups),
     "encoder_decoder": lambda s: s.engine.encoder is not None and s.engine.encoder.is_encoder_decoder,
+    "groups": lambda scenario: bool(scenario.engine.kv_cache_groups) and not is_hybrid(scenario.engine),
+    "mamba_cache": lambda scenario: states_are_cached(scenario.engine),
     "pause": _pauses,
     "encoder_reset": _resets_encoder,
     "load_failure_policy": _fails_loads,

@@ -17,7 +17,18 @@ def groups_of(engine: Engine) -> tuple[Group, ...]:
 
 def tokens_per_block(group: Group, engine: Engine) -> int:
     """The group's block size: a state that is never cached has room for a whole sequence."""
-    return engine.max_model_len if isinstance(group, Mamba) else engine.block_size
+    whole = isinstance(group, Mamba) and not states_are_cached(engine)
+    return engine.max_model_len if whole else engine.block_size
+
+
+def blocks_per_sequence(group: Group, engine: Engine) -> int:
+    """Blocks that one request of `max_model_len` tokens holds at most, by vLLM's own reckoning.
+
+    Of cached states those of two steps, and one for each draft (`MambaSpec.max_memory_usage_bytes`).
+    """
+    if isinstance(group, Mamba) and states_are_cached(engine):
+        return 2 + (engine.speculative.num_speculative_tokens if engine.speculative else 0)
+    return -(-engine.max_model_len // tokens_per_block(group, engine))
 
 
 def attended_from(group: Group, position: int) -> int:
@@ -69,6 +80,16 @@ def canonical_groups(engine: Engine) -> tuple[int, tuple[Group, ...]]:
 def has_mamba(engine: Engine) -> bool:
     """Whether some group keeps a state."""
     return Mamba() in engine.kv_cache_groups
+
+
+def is_hybrid(engine: Engine) -> bool:
+    """Whether the groups are full attention and Mamba, the one mixture (beside a window) of all releases."""
+    return set(engine.kv_cache_groups) == {Full(), Mamba()}
+
+
+def states_are_cached(engine: Engine) -> bool:
+    """Whether states can be hit (`mamba_cache_mode="align"`)."""
+    return has_mamba(engine) and engine.enable_prefix_caching
 
 
 def _fitted(group: Group, engine: Engine) -> Group:

@@ -8,7 +8,7 @@ release.
 from typing import Any
 
 from harness import compat
-from harness.groups import groups_of, looks_ahead, tokens_per_block
+from harness.groups import groups_of, looks_ahead, states_are_cached, tokens_per_block
 from harness.scenario import Chunked, Engine, Full, Group, Mamba, Window
 from harness.verdict import HarnessError
 
@@ -44,11 +44,16 @@ def _spec(engine: Engine, group: Group, **more: Any) -> Any:
 
     if isinstance(group, Mamba):
         # A state as large as a page of the others, which vLLM lets no page be smaller than.
+        more = {}
+        if states_are_cached(engine):
+            drafts = engine.speculative.num_speculative_tokens if engine.speculative else 0
+            more = {"mamba_cache_mode": "align", "num_speculative_blocks": drafts}
         return compat.construct(
             MambaSpec,
             block_size=tokens_per_block(group, engine),
             shapes=((2 * engine.block_size,),),
             dtypes=(torch.float32,),
+            **more,
         )
     more |= {"block_size": engine.block_size, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
     if isinstance(group, Window):

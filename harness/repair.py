@@ -5,7 +5,14 @@ Legal means that vLLM's own configuration checks and its front end would let it 
 
 from msgspec.structs import replace
 
-from harness.groups import canonical_groups, groups_of, has_mamba, tokens_per_block
+from harness.groups import (
+    blocks_per_sequence,
+    canonical_groups,
+    groups_of,
+    has_mamba,
+    looks_ahead,
+    states_are_cached,
+)
 from harness.scenario import (
     MAX_EVENTS,
     MAX_MODEL_LEN,
@@ -58,8 +65,32 @@ def blocks_needed(engine: Engine) -> int:
 
     vLLM refuses to start with a pool that cannot hold one full request (`check_enough_kv_cache_memory`).
     """
-    sizes = [tokens_per_block(group, engine) for group in groups_of(engine)]
-    return 1 + sum(-(-engine.max_model_len // size) for size in sizes)
+    return 1 + sum(blocks_per_sequence(group, engine) for group in groups_of(engine))
+
+
+def _repair_states(engine: Engine) -> Engine:
+    """What Mamba layers allow beside them."""
+    if not has_mamba(engine):
+        return engine
+    if not states_are_cached(engine):
+        # vLLM keeps a state for each draft then, too; we model that with cached states only.
+        return replace(engine, speculative=None)
+    if engine.speculative is not None:
+        # Hybrid models draft with a module of their own. Ours: one step at a time, on the V1 runner.
+        engine = replace(
+            engine,
+            speculative=engine.speculative if looks_ahead(engine) else None,
+            async_scheduling=False,
+        )
+    threshold = engine.long_prefill_token_threshold
+    return replace(
+        engine,
+        # MambaModelConfig: chunked prefill is required; VllmConfig: a chunk can be a block.
+        enable_chunked_prefill=True,
+        max_num_batched_tokens=max(engine.max_num_batched_tokens, engine.block_size),
+        long_prefill_token_threshold=max(threshold, engine.block_size) if threshold else 0,
+        model_runner="v1",
+    )
 
 
 def _repair_engine(engine: Engine, images: tuple[int, ...]) -> Engine:
@@ -67,9 +98,6 @@ def _repair_engine(engine: Engine, images: tuple[int, ...]) -> Engine:
         # What a connector loads for a state or a chunk is its own affair; vLLM's load attention, windows included. Of
         # runners, the stub of V1 is proven with one.
         engine = replace(engine, kv_cache_groups=(), model_runner="v1")
-    if has_mamba(engine):
-        # vLLM caches no prefix in mode "none"; with one it takes "align", which we do not model, nor drafts.
-        engine = replace(engine, enable_prefix_caching=False, speculative=None)
     if reads_across(engine):
         # SchedulerConfig, VllmConfig and the scheduler's constructor: neither goes with an encoder-decoder model.
         engine = replace(
@@ -82,6 +110,7 @@ def _repair_engine(engine: Engine, images: tuple[int, ...]) -> Engine:
             kv_cache_groups=(),
             model_runner="v1",
         )
+    engine = _repair_states(engine)
     sliding_window, groups = canonical_groups(engine)
     engine = replace(engine, sliding_window=sliding_window, kv_cache_groups=groups)
     speculative, encoder = engine.speculative, engine.encoder
@@ -95,7 +124,10 @@ def _repair_engine(engine: Engine, images: tuple[int, ...]) -> Engine:
         # VllmConfig: more slots than draft tokens, or nothing can be scheduled.
         budget = max(budget, speculative.num_speculative_tokens + 1)
     if encoder is not None:
-        if encoder.disable_chunked_mm_input:
+        # VllmConfig: a chunk must be able to end at a block's end, also inside an item.
+        whole = encoder.disable_chunked_mm_input and not states_are_cached(engine)
+        encoder = replace(encoder, disable_chunked_mm_input=whole)
+        if whole:
             # MultiModalBudget refuses items that do not fit into one step.
             budget = max(budget, longest)
         # MultiModalBudget raises both limits to the longest item.

@@ -22,6 +22,7 @@ def runner_traits() -> Traits:
         drops_drafts="self._draft_token_ids is None" in ast.unparse(_runner_function("_update_states")),
         counts_are_optimistic="optimistic_num_accepted" in ast.unparse(_runner_function("_update_states")),
         placeholders_are_clamped="clamp_(min=0)" in ast.unparse(_runner_function("_preprocess")),
+        resumed_states_are_forgotten=_resumed_states_are_forgotten(),
         masks_are_strided=_masks_are_strided(),
     )
 
@@ -45,6 +46,12 @@ def _falls_back(gather: ast.FunctionDef) -> bool:
         isinstance(node, ast.Assert) and "Encoder cache miss" in ast.unparse(node)
         for node in ast.walk(gather)
     )
+
+
+def _resumed_states_are_forgotten() -> bool:
+    """True also where states are not cached, so that it does not matter."""
+    source = worker_source("mamba_utils.py")
+    return not source.is_file() or "resumed_req_ids" in source.read_text(encoding="utf-8")
 
 
 def _masks_are_strided() -> bool:

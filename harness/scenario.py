@@ -76,7 +76,11 @@ class Chunked(_Base, frozen=True, tag="chunked", tag_field="kind", array_like=Tr
 
 
 class Mamba(_Base, frozen=True, tag="mamba", tag_field="kind", array_like=True):
-    """A group whose layers keep one state for the whole prefix, in one block (`mamba_cache_mode="none"`)."""
+    """A group whose layers keep one state for the whole prefix.
+
+    In one block a request without prefix caching (`mamba_cache_mode="none"`), else also at the ends of blocks
+    (`"align"`).
+    """
 
 
 Group: TypeAlias = Full | Window | Chunked | Mamba

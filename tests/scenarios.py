@@ -162,6 +162,22 @@ LEGAL: dict[str, Scenario] = {
         *BACKLOG,
         text(20, 12, 3),
     ),
+    "mamba_cache": scenario(
+        replace(
+            TIGHT, kv_cache_groups=(Full(), Mamba()), async_scheduling=True, max_num_seqs=4, num_gpu_blocks=15
+        ),
+        *BACKLOG,
+        text(20, 12, 3),
+        text(24, 5, 3),
+        events=(Arrive(0), Arrive(1), Arrive(2, 2), Arrive(3, 2), Arrive(4, 1)),
+    ),
+    "mamba_cache_eagle": scenario(
+        replace(SMALL, kv_cache_groups=(Full(), Mamba()), speculative=Speculative("eagle", 3)),
+        text(18, 9, acceptance=(3, 0, 2, 1)),
+        text(17, 7, acceptance=(2, 3)),
+        text(26, 6, acceptance=(1,)),
+        events=(Arrive(0), Arrive(1, 4), Arrive(2, 3)),
+    ),
     "async": scenario(replace(SMALL, async_scheduling=True), text(20, 6), text(5, 6, 1), delays=(0, 2, 1)),
     "async_preemption": scenario(replace(TIGHT, async_scheduling=True), *BACKLOG),
     "async_abort": scenario(

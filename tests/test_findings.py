@@ -97,6 +97,11 @@ EXPECTED = {
         "0.33.0": "O2-kv-read-mismatch-dbc1f3be",
     },
     "null-block-hashed": {"0.20.2": None, "0.33.0": None},
+    "state-cached-where-no-step-ended": {
+        "0.20.2": "O2-kv-read-mismatch-358f2615",
+        "0.24.0": "O2-kv-read-mismatch-358f2615",
+        "0.33.0": None,
+    },
 }
 STUB = {
     "0.12.0": {

@@ -60,14 +60,38 @@ def test_a_group_of_layers_holds_as_many_blocks_as_any_other():
         for groups in (
             {},
             {"sliding_window": 5},
-            {"kv_cache_groups": (Full(), Window(5), Chunked(8), Mamba())},
+            {"kv_cache_groups": (Full(), Window(5), Chunked(8), Mamba()), "enable_prefix_caching": False},
         )
     ] == [1 + 8, 1 + 16, 1 + 24 + 1]
 
 
-def test_a_state_does_without_prefix_caching_and_drafts():
-    engine = repair(Scenario(1, Engine(kv_cache_groups=(Full(), Mamba()), speculative=EAGLE))).engine
-    assert (engine.enable_prefix_caching, engine.speculative) == (False, None)
+def hybrid(**engine):
+    return repair(Scenario(1, Engine(kv_cache_groups=(Full(), Mamba()), **engine))).engine
+
+
+def test_a_state_that_is_not_cached_does_without_drafts():
+    engine = hybrid(enable_prefix_caching=False, enable_chunked_prefill=False, speculative=EAGLE)
+    assert (engine.speculative, engine.enable_chunked_prefill) == (None, False)
+
+
+def test_cached_states_ask_for_chunks_that_a_block_fits_into():
+    engine = hybrid(
+        enable_chunked_prefill=False, max_num_batched_tokens=8, block_size=16, long_prefill_token_threshold=3
+    )
+    assert engine.enable_chunked_prefill
+    assert (engine.max_num_batched_tokens, engine.long_prefill_token_threshold) == (16, 16)
+
+
+def test_cached_states_with_drafts_go_step_by_step():
+    engine = hybrid(speculative=EAGLE, async_scheduling=True, model_runner="v2")
+    assert (engine.speculative, engine.async_scheduling, engine.model_runner) == (EAGLE, False, "v1")
+    assert hybrid(speculative=Speculative("ngram", 2)).speculative is None
+
+
+def test_a_request_holds_few_cached_states():
+    engine = Engine(max_model_len=64, block_size=4, kv_cache_groups=(Full(), Mamba()))
+    assert blocks_needed(engine) == 1 + 16 + 2
+    assert blocks_needed(replace(engine, speculative=Speculative("mtp", 3))) == 1 + 16 + 5
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,9 @@
 
 from typing import Any, ClassVar
 
-from harness.groups import attended_from, groups_of
+from harness.groups import attended_from, groups_of, states_are_cached
 from harness.oracles.base import Oracle
-from harness.scenario import image_hash
+from harness.scenario import Mamba, image_hash
 from harness.step import Step
 from harness.verdict import Level
 
@@ -97,8 +97,14 @@ class Fences(Oracle):
         for request, start in step.computed.items():
             for group, manager in enumerate(managers):
                 blocks = manager.req_to_blocks.get(request, ())
-                first = attended_from(groups[group], start)
-                for block in blocks[first // manager.block_size : -(-start // manager.block_size)]:
+                size = manager.block_size
+                # A state stands for all positions before it.
+                first = (
+                    max(0, start - 1)
+                    if isinstance(groups[group], Mamba)
+                    else attended_from(groups[group], start)
+                )
+                for block in blocks[first // size : -(-start // size)]:
                     users.setdefault(block.block_id, request)
                     if block.ref_cnt < 1 and not block.is_null:
                         self.report(
@@ -111,6 +117,7 @@ class Fences(Oracle):
     def _block_writes(self, step: Step, users: dict[int, str]) -> None:
         managers = self.world.scheduler.kv_cache_manager.coordinator.single_type_managers
         computed = step.computed
+        groups = groups_of(self.world.engine)
         for group, manager in enumerate(managers):
             writers: dict[int, str] = {}
             for request, count in step.scheduled.items():
@@ -119,7 +126,11 @@ class Fences(Oracle):
                 if start is None or blocks is None:
                     continue
                 size = manager.block_size
-                for block in blocks[start // size : (start + count - 1) // size + 1]:
+                first, last = start // size, (start + count - 1) // size
+                if isinstance(groups[group], Mamba) and states_are_cached(self.world.engine):
+                    # The state is kept where the step ends; one for each draft after it.
+                    first, last = last, last + len(step.drafts.get(request, ()))
+                for block in blocks[first : last + 1]:
                     if block.is_null:
                         continue
                     self._reused(step, request, block.block_id)

@@ -2,6 +2,7 @@
 
 from typing import ClassVar
 
+from harness.groups import states_are_cached
 from harness.oracles.base import Oracle
 from harness.step import Step
 
@@ -40,6 +41,8 @@ class Limits(Oracle):
                 )
             self._sure_end(step, request)
         most = -(-engine.max_model_len // engine.block_size)
+        if states_are_cached(engine) and engine.speculative is not None:
+            most += engine.speculative.num_speculative_tokens  # a state for each draft
         for request, blocks in self.world.holders():
             if len(blocks) > most:
                 self._exceeded(

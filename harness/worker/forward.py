@@ -29,6 +29,7 @@ from harness.worker.observation import (
     RunnerFailure,
 )
 from harness.worker.shadow import KvShadow, Slots
+from harness.worker.states import Move, States
 from harness.worker.traits import Traits, TraitsV2
 
 
@@ -89,6 +90,9 @@ class Forward:
         self.looks_ahead = looks_ahead(engine)
         self.groups = groups_of(engine)
         self.kv = KvShadow(engine.num_gpu_blocks, engine.block_size, len(self.groups))
+        self.states = States(
+            engine, resumed_are_forgotten=getattr(traits, "resumed_states_are_forgotten", True)
+        )
         self.encoder_cache: set[str] = set()
         self.ever_encoded: set[str] = set()
         self.stripped: set[str] = set()
@@ -191,13 +195,25 @@ class Forward:
 
     # -- target -------------------------------------------------------------------------------------------------
 
-    def _forward(self, starts: dict[str, int], inputs: dict[str, list[int]]) -> None:
+    def _move_states(self, moves: Mapping[str, Move | None]) -> None:
+        """Copies states between places of their requests' tables."""
+        self.kv.copy(
+            [
+                (self.kv.state(table, move[0]), self.kv.state(table, move[1]))
+                for request, move in moves.items()
+                if move is not None
+                for table, kind in zip(self.batch.requests[request].tables, self.groups, strict=True)
+                if isinstance(kind, Mamba)
+            ]
+        )
+
+    def _forward(self, step: Step, starts: dict[str, int], inputs: dict[str, list[int]]) -> None:
         """In an attention layer every request writes before any reads; a Mamba layer reads each state before it
         writes it."""
         for request, start in starts.items():
             self._read(request, start, states=True)
         for request, start in starts.items():
-            self._write(request, start, inputs[request])
+            self._write(request, start, inputs[request], len(step.drafts.get(request, ())))
         if self._outside.has_failed:
             self._spread(starts, inputs)
         for request, start in starts.items():
@@ -223,13 +239,15 @@ class Forward:
             for table, kind in zip(tables, self.groups, strict=True)
         )
 
-    def _write(self, request: str, start: int, tokens: list[int]) -> None:
+    def _write(self, request: str, start: int, tokens: list[int], drafts: int) -> None:
         cached = self.batch.requests[request]
         contents = np.array(self._contents(cached.reference, start, tokens), dtype=np.uint64)
         contents ^= np.uint64(cached.reference.salt)
         for group, (table, kind) in enumerate(zip(cached.tables, self.groups, strict=True)):
             if isinstance(kind, Mamba):
-                slots, written = self.kv.state(table), contents[-1:]
+                written = contents[-1 - drafts :]
+                places = [self.states.target(request, draft) for draft in range(drafts + 1)]
+                slots = np.concatenate([self.kv.state(table, place) for place in places])
             else:
                 slots, written = self._slots(request, table, start, start + len(tokens)), contents
             wrong = np.flatnonzero(slots < self.kv.block_size)
@@ -272,7 +290,10 @@ class Forward:
             first = start - 1 if states else attended_from(kind, start)
             if not 0 <= first < start:
                 continue
-            slots = self.kv.state(table) if states else self._slots(request, table, first, start)
+            if states:
+                slots = self.kv.state(table, self.states.source(request))
+            else:
+                slots = self._slots(request, table, first, start)
             expected = np.array(cached.reference.contents[first:start], dtype=np.uint64)
             expected ^= np.uint64(cached.reference.salt)
             wrong = self.kv.mismatches(group, slots, expected)

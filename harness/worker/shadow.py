@@ -56,9 +56,18 @@ class KvShadow:
         for block in blocks:
             self.contents[block * self.block_size : (block + 1) * self.block_size] = UNWRITTEN
 
-    def state(self, table: list[int]) -> Slots:
-        """The slot of a state: the first of the first block that the table has; -1 if there is none."""
-        return np.array([table[0] * self.block_size if table else -1], dtype=np.int64)
+    def state(self, table: list[int], place: int = 0) -> Slots:
+        """The slot of a state: the first of a block of the table; -1 if the table does not go so far."""
+        known = 0 <= place < len(table)
+        return np.array([table[place] * self.block_size if known else -1], dtype=np.int64)
+
+    def copy(self, moves: list[tuple[Slots, Slots]]) -> None:
+        """Slots to slots, all at once; what has no source or no target is left out."""
+        read = [
+            (target, self.contents[source].copy()) for source, target in moves if source[0] >= 0 <= target[0]
+        ]
+        for target, contents in read:
+            self.contents[target] = contents
 
     def forget(self) -> None:
         """Everything is unwritten again."""

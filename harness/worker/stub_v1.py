@@ -19,6 +19,7 @@ from harness.worker.batch_v1 import UNRESOLVED, BatchV1
 from harness.worker.forward import Forward
 from harness.worker.masks import Rows
 from harness.worker.observation import Breach
+from harness.worker.states import Move
 from harness.worker.traits import Traits
 
 
@@ -55,7 +56,9 @@ class StubV1(Forward):
         for request in self.batch.rows:
             self._gather(request, self.batch.requests[request].computed, step.scheduled[request], "target")
         self._embed(step, inputs)
-        self._forward(starts, inputs)
+        if self.states.cached:
+            self._place_states(step)
+        self._forward(step, starts, inputs)
         self._find_stale(step, starts, inputs)
         self._transfer(step, now=not step.loads_first, last=True)
         self._starts, self._inputs = starts, inputs
@@ -79,11 +82,33 @@ class StubV1(Forward):
         sampled = {request: self._sample(step, request, rows.get(request)) for request in starts}
         # The CPU's idea of the longest sequence still counts every draft as accepted.
         longest = max(self.batch.requests[request].computed + step.scheduled[request] for request in starts)
+        if self.states.cached and self.num_spec:
+            self._move_states(
+                {request: self._verified_state(step, request, sampled[request]) for request in starts}
+            )
         self.batch.settle(starts)
         self.batch.keep(sampled)
         if self.num_spec:
             self._propose(step, starts, sampled, fits=longest + self.num_spec <= self.engine.max_model_len)
         return sampled
+
+    def _place_states(self, step: Step) -> None:
+        """`mamba_utils.preprocess_mamba`."""
+        self.states.begin(step, self.batch.returned)
+        self._move_states(
+            {
+                request: self.states.place(
+                    request, self.batch.requests[request].computed, step.scheduled[request]
+                )
+                for request in self.batch.rows
+            }
+        )
+
+    def _verified_state(self, step: Step, request: str, sampled: list[int]) -> Move | None:
+        """`mamba_utils.postprocess_mamba`: a sample that is discarded counts as one."""
+        drafts = len(step.drafts.get(request, ()))
+        running = self.batch.requests[request].computed + step.scheduled[request] - drafts
+        return self.states.verified(request, running, max(1, len(sampled)))
 
     def _embed(self, step: Step, inputs: dict[str, list[int]]) -> None:
         """A placeholder that no device token has replaced. It gets to the device only if the step has other tokens

@@ -48,7 +48,7 @@ class StubV2(Forward):
         self._run_encoder(step)
         self._gather_rows(step, "target")
         self._embed(step)
-        self._forward(starts, inputs)
+        self._forward(step, starts, inputs)
         self._inputs = inputs
 
     def sample(self, step: Step, rows: Mapping[str, Rows]) -> dict[str, list[int]]:

@@ -20,6 +20,9 @@ class Traits:
     counts_are_optimistic: bool = True
     """Whether, with asynchronous scheduling, the host takes all drafts for accepted until the step is over (from 0.19),
     or waits for the count of the step before."""
+    resumed_states_are_forgotten: bool = True
+    """Whether the place of a request's Mamba state is forgotten when it resumes (from 0.17), or if it was told to be
+    preempted only."""
     masks_are_strided: bool = True
     """Whether a grammar bitmask has the same number of rows for every request (from 0.33), or one a draft scheduled."""
 

@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from harness.oracles.kv_content import KvContent
-from harness.scenario import Arrive, Chunked, Reset, Window
+from harness.scenario import Arrive, Chunked, Full, Mamba, Reset, Window
 from oracles.faults import SCHEDULE, Fault, after, assert_heard, assert_quiet, faults
 from scenarios import SMALL, scenario, text
 
@@ -84,6 +84,17 @@ def keeps_what_was_cached(original, pool):
     return True
 
 
+TWINS = scenario(
+    replace(SMALL, kv_cache_groups=(Full(), Mamba()), max_num_batched_tokens=48), text(13, 2), text(13, 2)
+)
+
+
+def forgets_what_the_step_makes(original, manager, *arguments, **named):
+    """States that a step computes can be hit in that very step."""
+    original(manager, *arguments, **named)
+    manager.cached_blocks_this_step.clear()
+
+
 AGAIN = scenario(SMALL, text(14, 3), text(14, 3), events=(Arrive(0), Reset(20), Arrive(1, 1)))
 
 FAULTS = {
@@ -104,6 +115,9 @@ FAULTS = {
     ),
     "chunk freed too early": Fault(
         "ChunkedLocalAttentionManager.get_num_skipped_tokens", too_short_a_window, CHUNKED, COMPUTED
+    ),
+    "a state that this very step makes": Fault(
+        "MambaManager.cache_blocks", forgets_what_the_step_makes, TWINS, HIT
     ),
     "another request's state": Fault(SCHEDULE, after(state_of_the_other), "groups_mamba", COMPUTED),
     "window left out of a hit": Fault(
