@@ -144,14 +144,14 @@ def _engine(rng: Random, weights: Weights, block_size: BlockSize, images: tuple[
 def _groups(rng: Random, weights: Weights, block_size: int) -> tuple[Group, ...]:
     """Mostly with full attention, mostly of different kinds, in any order."""
     if "groups" not in weights:
-        hybrid = chance(rng, weights, "mamba_cache")
+        hybrid = rng.random() < weights.get("mamba_cache", 0.0) / 2
         return (
             rng.choice(((Full(), Mamba()), (Full(), Mamba(), Mamba()), (Mamba(), Full()))) if hybrid else ()
         )
     groups = [new_group(rng, block_size) for _ in range(rng.choice((1, 2, 2, 3, 3, 4)))]
     if rng.random() < 0.75:
         groups.insert(rng.choice((0, 0, len(groups))), Full())
-    if rng.random() < max(0.15, weights.get("mamba_cache", 0.0)):
+    if rng.random() < max(0.15, weights.get("mamba_cache", 0.0) / 2):
         groups.insert(rng.randint(0, len(groups)), Mamba())
     return tuple(groups)
 

@@ -203,7 +203,7 @@ def kv_cache_config(engine: Engine) -> Any:
     # Grouping takes as long as a short execution, and reads little of an engine: the cache holds it by that.
     named = ["max_model_len", "block_size", "sliding_window", "kv_cache_groups", "speculative"]
     if has_mamba(engine):
-        named += ["enable_prefix_caching", "enable_chunked_prefill"]
+        named.append("enable_prefix_caching")
     groups = [
         copy.copy(group) for group in _groups(Engine(**{name: getattr(engine, name) for name in named}))
     ]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from fuzz.generate import FEATURES, chunk_length, generate, interesting_lengths, parse_features, restrict
 from harness.codec import decode, encode, validate
 from harness.features import uses_v2_ngram
+from harness.groups import is_hybrid, states_are_cached
 from harness.repair import blocks_needed, repair
 from harness.scenario import (
     Abort,
@@ -49,8 +50,9 @@ def uses(scenario: Scenario, feature: str) -> bool:
         "spec": engine.speculative is not None or any(r.acceptance for r in requests),
         "mm": engine.encoder is not None or bool(scenario.images),
         "sliding_window": engine.sliding_window > 0,
-        "groups": bool(engine.kv_cache_groups),
         "encoder_decoder": engine.encoder is not None and engine.encoder.is_encoder_decoder,
+        "groups": bool(engine.kv_cache_groups) and not is_hybrid(engine),
+        "mamba_cache": states_are_cached(engine),
         "free": engine.interleaving == "free",
         "v2_runner": engine.model_runner == "v2",
         "v2_ngram": uses_v2_ngram(scenario),
@@ -83,6 +85,7 @@ NEEDS = {
     "hybrid_connector": ("connector", "sliding_window"),
     "hybrid_failed_load": ("connector", "sliding_window", "failed_load", "hybrid_connector"),
     "v2_ngram": ("v2_runner", "spec"),
+    "mamba_cache": ("prefix_cache", "chunked_prefill"),
 }
 """Features that are about others."""
 RARE = {"hybrid_failed_load"}
