@@ -177,7 +177,7 @@ def _encoder(rng: Random, weights: Weights, images: tuple[int, ...]) -> Encoder:
         encoder_cache_size=max(longest, _near(rng, longest, longest, two, two, sum(images))),
         disable_chunked_mm_input=rng.random() < 0.25,
         # Seldom: little else goes with it.
-        is_encoder_decoder=rng.random() < 0.5 and chance(rng, weights, "encoder_decoder"),
+        is_encoder_decoder=rng.random() < 0.4 and chance(rng, weights, "encoder_decoder"),
     )
 
 

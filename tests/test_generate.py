@@ -88,7 +88,7 @@ NEEDS = {
     "mamba_cache": ("prefix_cache", "chunked_prefill"),
 }
 """Features that are about others."""
-RARE = {"hybrid_failed_load"}
+RARE = {"hybrid_failed_load", "mamba_cache"}
 """Features about so many others that among all of them few scenarios have them all."""
 
 
