@@ -63,6 +63,20 @@ PLANTS = (
         ),
     ),
     Plant(
+        "mend-reset",
+        "mended: a forced reset takes fenced blocks back first",
+        (
+            Edit(
+                f"{_SCHEDULER}.reset_prefix_cache",
+                precede(
+                    "reset_successful = self.kv_cache_manager.reset_prefix_cache()",
+                    "while self.deferred_frees:\n"
+                    "    self.kv_cache_manager.block_pool.free_blocks(self.deferred_frees.popleft()[1])",
+                ),
+            ),
+        ),
+    ),
+    Plant(
         "mend-34220",
         "mended: a chunk is rolled back to the item and not to the drafter's position before it",
         (
