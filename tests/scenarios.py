@@ -397,6 +397,11 @@ TRUE_OF_BOTH = {
     ("O13", "write-null-block", "SchedulerOutput"),
     ("O17", "failed-load-not-undone", "Scheduler._handle_invalid_blocks"),
     ("O14", "removed-while-held", "KVEventBatch"),
+    (
+        "O1",
+        "exception",
+        "vllm.v1.core.sched.scheduler:Scheduler.reset_prefix_cache:RuntimeError:raise RuntimeError(",
+    ),
     ("O5", "counter-drift", "EncoderDecoderCacheManager.num_free_slots"),
 }
 KNOWN_TRUE = {
@@ -407,7 +412,7 @@ KNOWN_TRUE = {
 image that may not be chunked; on 0.32.0 also an image right behind one that fills the encoder cache, with a drafter
 that looks ahead. O4: the encoder input of a victim of the same pass, allocated and never encoded. O2 and O13:
 a load of a whole prompt leaves a sliding window one token short. O17: a synchronous load that fails beside a step in
-flight. O14: ledger 55092. O5: ledger 51228."""
+flight. O14: ledger 55092. O5: ledger 51228. O1: ledger derived-reset."""
 KNOWN_ASSERT = "assert num_new_tokens == 1 + self.num_spec_tokens"
 """The source line of a known O1 on 0.33.0: long_prefill_token_threshold < 1 + num_speculative_tokens."""
 
