@@ -22,6 +22,7 @@ COUNTERS: tuple[tuple[str, str], ...] = (
     ("samples", "time samples"),
     ("started", "monotonic seconds at the first execution; 0 before"),
     ("beat", "monotonic seconds at the last begin or end of an execution"),
+    ("spent", "seconds of a core that the worker has used, where somebody asks"),
     ("stop", "the parent asks the worker to end"),
     ("ended", "the worker reached its limit"),
     ("length", "bytes of the scenario in work; 0 when there is none"),
@@ -41,6 +42,7 @@ class Board:
     samples: float
     started: float
     beat: float
+    spent: float
     stop: float
     ended: float
     length: float

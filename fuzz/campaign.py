@@ -26,6 +26,7 @@ from fuzz.job import Job
 from fuzz.progress import Progress
 from fuzz.session import Found, Limits, Session
 from fuzz.worker import Worker
+from harness import planting
 from harness.scenario import Scenario
 from harness.target import Platform, Target, TargetError, activate
 from harness.verdict import HarnessError
@@ -59,6 +60,8 @@ class Summary(msgspec.Struct, frozen=True):
     """What `run --json` prints."""
 
     vllm: str
+    plant: str | None
+    """The bug that was planted into it, if one was."""
     engine: str
     seed: int
     workers: int
@@ -77,7 +80,10 @@ class Summary(msgspec.Struct, frozen=True):
 
 
 def warm(target: Target, platform: Platform = Platform.NONE) -> None:
-    """Imports the target's scheduler into this process. TargetError if that vLLM cannot be imported."""
+    """Imports the target's scheduler into this process and plants the target's bug, if it names one.
+
+    TargetError if that vLLM cannot be imported, or if the plant does not fit it.
+    """
     activate(target, platform)
     logging.disable(logging.CRITICAL)
     try:
@@ -88,6 +94,9 @@ def warm(target: Target, platform: Platform = Platform.NONE) -> None:
         raise TargetError(
             f"vLLM {target.spec} cannot be imported: {reason}; repair or fetch it again"
         ) from error
+    planting.uproot()
+    if target.plant is not None:
+        planting.plant(target.plant)
 
 
 class Campaign:
@@ -112,7 +121,7 @@ class Campaign:
         out = settings.out
         for name in ("work/finds", "findings", "corpus"):
             (out / name).mkdir(parents=True, exist_ok=True)
-        say(f"importing vLLM {settings.target.version} ...")
+        say(f"importing vLLM {settings.target.label} ...")
         began = time.monotonic()
         warm(settings.target)
         from harness import compat
@@ -252,6 +261,7 @@ class Campaign:
         order = sorted(self._finished, key=lambda f: (f.executions_to_find, f.fingerprint))
         return Summary(
             vllm=settings.target.version,
+            plant=settings.target.plant,
             engine=settings.engine,
             seed=settings.seed,
             workers=settings.workers,

@@ -71,18 +71,30 @@ def found_on(folder: Path) -> str | None:
     """The vLLM on which a campaign found what is in its folder, as `--vllm` names it; None if the folder does not
     say.
     """
-    specs = set()
+    meta = _meta(folder)
+    return meta.vllm if meta else None
+
+
+def found_with(folder: Path) -> str | None:
+    """The bug that was planted into the vLLM on which a campaign found what is in its folder."""
+    meta = _meta(folder)
+    return meta.plant if meta else None
+
+
+class _Meta(msgspec.Struct, frozen=True):
+    vllm: str
+    plant: str | None = None
+
+
+def _meta(folder: Path) -> _Meta | None:
+    """Where a folder's findings come from, if all say so, and the same."""
+    metas = set()
     for path, _ in suspects(folder):
         try:
-            meta = msgspec.json.decode(path.with_name("meta.json").read_bytes(), type=_Meta)
+            metas.add(msgspec.json.decode(path.with_name("meta.json").read_bytes(), type=_Meta))
         except (OSError, msgspec.MsgspecError):
             return None
-        specs.add(meta.vllm)
-    return specs.pop() if len(specs) == 1 else None
-
-
-class _Meta(msgspec.Struct):
-    vllm: str
+    return metas.pop() if len(metas) == 1 else None
 
 
 def judge(

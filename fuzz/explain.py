@@ -70,7 +70,7 @@ def promise(oracle: str) -> str:
 def explain(scenario: Scenario, result: Result, *, vllm: str, file: str = "minimal.json") -> str:
     """Tells an execution of `scenario`, ending in a newline.
 
-    `vllm` is what the user can say to get the same vLLM again, `file` the scenario's file.
+    `vllm` is what a shell takes after `--vllm` to get the same vLLM again, `file` the scenario's file.
     """
     items = _items(scenario)
     story = list(_story(scenario, result, items))
@@ -129,7 +129,7 @@ def _configuration(scenario: Scenario) -> Iterator[str]:
         lines += [
             f"  {name} = {_value(value)}"
             for name, value in asdict(engine.encoder).items()
-            if name != "disable_chunked_mm_input" or value
+            if value is not False
         ]
     if engine.connector is not None:
         lines += [

@@ -50,6 +50,8 @@ class Finding(msgspec.Struct, frozen=True):
     shrink_stopped: str
     vllm: str = ""
     """What `--vllm` must say to see it again."""
+    plant: str | None = None
+    """What `--plant` must say."""
 
 
 def seen(scenario: Scenario, fingerprint: str) -> Violation | None:
@@ -123,11 +125,12 @@ def finish(out: Path, found: Found, target: Target, shrink_seconds: float = SHRI
         shrink_tries=tries,
         shrink_stopped=stopped,
         vllm=target.spec,
+        plant=target.plant,
     )
     (draft / "scenario.json").write_bytes(encode(found.scenario))
     (draft / "minimal.json").write_bytes(encode(minimal))
-    told = explain(minimal, result, vllm=shlex.quote(target.spec), file=shlex.quote(meta.minimal))
+    told = explain(minimal, result, vllm=target.quoted, file=shlex.quote(meta.minimal))
     (draft / "explanation.txt").write_text(told, encoding="utf-8")
-    (draft / name).write_text(emit(minimal, violation, vllm=version, ledger=ledger), encoding="utf-8")
+    (draft / name).write_text(emit(minimal, violation, vllm=target.label, ledger=ledger), encoding="utf-8")
     (draft / "meta.json").write_bytes(msgspec.json.format(msgspec.json.encode(meta), indent=1) + b"\n")
     draft.replace(folder)

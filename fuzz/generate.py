@@ -128,7 +128,8 @@ def _engine(rng: Random, weights: Weights, block_size: BlockSize, images: tuple[
         sliding_window=_near(rng, 2, block_size, 2 * block_size) if "sliding_window" in weights else 0,
         kv_cache_groups=_groups(rng, weights, block_size),
         speculative=Speculative(rng.choice(_METHODS), rng.choice(_DRAFTS)) if "spec" in weights else None,
-        encoder=_encoder(rng, images) if "mm" in weights else None,
+        encoder=_encoder(rng, weights, images) if "mm" in weights else None,
+        enable_kv_cache_events="events" in weights,
         connector=_connector(rng, weights) if _connects(rng, weights) else None,
         interleaving="free" if chance(rng, weights, "free") else "engine",
         model_runner="v2" if "v2_runner" in weights else "v1",
@@ -173,7 +174,7 @@ def new_group(rng: Random, block_size: int) -> Group:
     return rng.choice(kinds)
 
 
-def _encoder(rng: Random, images: tuple[int, ...]) -> Encoder:
+def _encoder(rng: Random, weights: Weights, images: tuple[int, ...]) -> Encoder:
     """A cache for one or two images, so that one must go before another comes, and a budget for about as much."""
     longest = max(images)
     two = sum(sorted(images)[-2:])
@@ -181,6 +182,8 @@ def _encoder(rng: Random, images: tuple[int, ...]) -> Encoder:
         max_num_encoder_input_tokens=max(longest, _near(rng, longest, longest, two, 64)),
         encoder_cache_size=max(longest, _near(rng, longest, longest, two, two, sum(images))),
         disable_chunked_mm_input=rng.random() < 0.25,
+        # Seldom: little else goes with it.
+        is_encoder_decoder=rng.random() < 0.4 and chance(rng, weights, "encoder_decoder"),
     )
 
 

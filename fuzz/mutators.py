@@ -109,11 +109,10 @@ def change_groups(rng: Random, scenario: Scenario) -> Scenario:
 
 def change_encoder(rng: Random, scenario: Scenario) -> Scenario:
     old = scenario.engine.encoder or Encoder()
-    name = rng.choice(("max_num_encoder_input_tokens", "encoder_cache_size", "disable_chunked_mm_input"))
-    if name == "disable_chunked_mm_input":
-        return with_engine(
-            scenario, encoder=replace(old, disable_chunked_mm_input=not old.disable_chunked_mm_input)
-        )
+    flags = ("disable_chunked_mm_input", "is_encoder_decoder")
+    name = rng.choice(("max_num_encoder_input_tokens", "encoder_cache_size", *flags))
+    if name in flags:
+        return with_engine(scenario, encoder=replace(old, **{name: not getattr(old, name)}))
     sums = [one + other for one in (0, *scenario.images) for other in scenario.images] or [64]
     value = tweak(rng, rng.choice((getattr(old, name), *sums)), 1, MAX_MODEL_LEN)
     return with_engine(scenario, encoder=replace(old, **{name: value}))
@@ -242,6 +241,7 @@ _LIMITS = (
 _CHOICES: tuple[tuple[str, tuple[object, ...]], ...] = (
     ("block_size", (4, 8, 16, 32)),
     ("enable_prefix_caching", (False, True)),
+    ("enable_kv_cache_events", (False, True)),
     ("enable_chunked_prefill", (False, True)),
     ("policy", ("fcfs", "priority")),
     ("async_scheduling", (False, True)),

@@ -42,6 +42,14 @@ Vllm = Annotated[
         "Default: the installed vLLM if there is one, else the newest release we support.",
     ),
 ]
+PlantOption = Annotated[
+    str | None,
+    typer.Option(
+        "--plant",
+        metavar="ID",
+        help="Plant a known bug, in memory, into this vLLM: the id of a ledger record (docs/ledger.md).",
+    ),
+]
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON value on standard output, nothing else there.")
 ]

@@ -96,7 +96,7 @@ def check(
         "again in the same process": [outcome(f, s).trace_hash for f, s in zip(files, scenarios, strict=True)]
     }
     for seed in HASH_SEEDS:
-        command = [sys.executable, "-m", "fuzz.cli", "replay", "--json", "--vllm", target.spec, "--"]
+        command = [sys.executable, "-m", "fuzz.cli", "replay", "--json", *target.options, "--"]
         done = subprocess.run(
             command + [str(file) for file in files],
             env={**os.environ, "PYTHONHASHSEED": seed},

@@ -4,10 +4,14 @@ import shlex
 from pathlib import Path
 
 from fuzz.campaign import Summary
+from harness.target import Target
 
 
-def tell(summary: Summary, out: Path, spec: str) -> str:
-    """The summary, and each finding with its explanation and the command that shows it again."""
+def tell(summary: Summary, out: Path, vllm: str) -> str:
+    """The summary, and each finding with its explanation and the command that shows it again.
+
+    `vllm` is what a shell takes after `--vllm` to get the same vLLM.
+    """
     lines: list[str] = []
     for finding in summary.findings:
         explanation = Path(finding.minimal).with_name("explanation.txt").read_text(encoding="utf-8")
@@ -24,12 +28,13 @@ def tell(summary: Summary, out: Path, spec: str) -> str:
             f"  scenario  {finding.scenario}",
             f"  minimal   {finding.minimal}",
             f"  test      {finding.test}",
-            f"  replay    schedfuzz replay {shlex.quote(finding.minimal)} --vllm {shlex.quote(spec)}",
+            f"  replay    schedfuzz replay {shlex.quote(finding.minimal)} --vllm {vllm}",
         ]
     count = len(summary.findings)
+    label = Target("", summary.vllm, None, summary.plant).label
     lines += [
         "",
-        f"{count} distinct finding{'' if count == 1 else 's'} in vLLM {summary.vllm}: {summary.executions} executions, "
+        f"{count} distinct finding{'' if count == 1 else 's'} in vLLM {label}: {summary.executions} executions, "
         f"{summary.steps} steps in {summary.seconds:.0f} s ({summary.executions_per_s:.0f}/s), "
         f"{summary.share_in_vllm:.0%} of the time inside vLLM; {summary.harness_errors} errors of our own",
         f"everything is in {out}",

@@ -58,6 +58,14 @@ def _without_images(scenario: Scenario) -> Scenario:
     return replace(scenario, engine=replace(scenario.engine, encoder=None), images=(), requests=requests)
 
 
+def _without_cross_attention(scenario: Scenario) -> Scenario:
+    engine = scenario.engine
+    if engine.encoder is None:
+        return scenario
+    encoder = replace(engine.encoder, is_encoder_decoder=False)
+    return replace(scenario, engine=replace(engine, encoder=encoder))
+
+
 def _within_model_len(scenario: Scenario) -> Scenario:
     """Room for every request and its drafts; where the language has no such length, fewer output tokens."""
     engine = scenario.engine
@@ -122,6 +130,10 @@ def _without_hybrid_connector(scenario: Scenario) -> Scenario:
     return replace(scenario, engine=replace(scenario.engine, sliding_window=window))
 
 
+def _without_hybrid_failures(scenario: Scenario) -> Scenario:
+    return _without_failed_loads(scenario) if scenario.engine.sliding_window else scenario
+
+
 def _without_stops(scenario: Scenario) -> Scenario:
     requests = (replace(r, ignore_eos=False, eos_at=None, stop_at=None) for r in scenario.requests)
     return replace(scenario, requests=tuple(requests))
@@ -149,11 +161,13 @@ def _without_chunks(scenario: Scenario) -> Scenario:
 _OFF: dict[str, Callable[[Scenario], Scenario]] = {
     "long_prefill": _engine_field(long_prefill_token_threshold=0),
     "prefix_cache": _engine_field(enable_prefix_caching=False),
+    "events": _engine_field(enable_kv_cache_events=False),
     "priority": _engine_field(policy="fcfs"),
     "abort": _without_aborts,
     "async": _engine_field(async_scheduling=False),
     "spec": _engine_field(speculative=None),
     "mm": _without_images,
+    "encoder_decoder": _without_cross_attention,
     "groups": lambda scenario: (
         scenario if is_hybrid(scenario.engine) else _engine_field(kv_cache_groups=())(scenario)
     ),
@@ -180,6 +194,7 @@ _OFF: dict[str, Callable[[Scenario], Scenario]] = {
     "load_failure_policy": _without_failure_policy,
     "hybrid_connector": _without_hybrid_connector,
     "streaming": _request_field(chunks=None),
+    "hybrid_failed_load": _without_hybrid_failures,
     # These three read what the others leave: lengths, then the budget that a length asks for, then blocks for both.
     "max_model_len": _within_model_len,
     "chunked_prefill": _without_chunks,

@@ -20,6 +20,7 @@ from harness.groups import has_mamba, states_are_cached
 from harness.kv_groups import grouped
 from harness.limits import batches_in_flight, scheduler_fields
 from harness.model import EOS, STOP, Reference
+from harness.peers.events import Listener
 from harness.peers.grammar import Grammars
 from harness.scenario import (
     Connector,
@@ -143,7 +144,7 @@ def vllm_config(engine: Engine) -> Any:
     Raises Rejected if vLLM's own validation refuses the values. To be called, as all that makes or runs vLLM's parts,
     with the engine's `compat.model_runner`.
     """
-    from vllm.config import CacheConfig, SchedulerConfig, VllmConfig
+    from vllm.config import CacheConfig, KVEventsConfig, SchedulerConfig, VllmConfig
 
     encoder = engine.encoder
     connector: dict[str, Any] = {}  # its default is no constant in every release
@@ -199,6 +200,8 @@ def vllm_config(engine: Engine) -> Any:
     config.cache_config.enable_prefix_caching = engine.enable_prefix_caching
     config.cache_config.block_size = engine.block_size
     config.cache_config.num_gpu_blocks = engine.num_gpu_blocks
+    if engine.enable_kv_cache_events:
+        config.kv_events_config = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
     config.scheduler_config.disable_hybrid_kv_cache_manager = False  # as on a GPU
     compat.fix_kv_cache_layout(config.cache_config)
     return config
@@ -240,7 +243,7 @@ def _groups(engine: Engine) -> tuple[Any, ...]:
 
 def engine_core(engine: Engine, executor: Any, grammars: Grammars | None = None) -> Any:
     """An EngineCoreProc whose scheduler is real and whose executor is `executor`. Raises Rejected as `vllm_config`."""
-    from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
+    from vllm.v1.core import encoder_cache_manager
     from vllm.v1.engine.core import EngineCoreProc
 
     config = vllm_config(engine)
@@ -265,10 +268,14 @@ def engine_core(engine: Engine, executor: Any, grammars: Grammars | None = None)
         log_stats=False,
     )
     if engine.encoder is not None:
-        core.scheduler.encoder_cache_manager = EncoderCacheManager(
+        core.scheduler.is_encoder_decoder = engine.encoder.is_encoder_decoder
+        manager = "EncoderDecoderCacheManager" if engine.encoder.is_encoder_decoder else "EncoderCacheManager"
+        core.scheduler.encoder_cache_manager = getattr(encoder_cache_manager, manager)(
             cache_size=engine.encoder.encoder_cache_size
         )
         core.scheduler.max_num_encoder_input_tokens = engine.encoder.max_num_encoder_input_tokens
+    if engine.enable_kv_cache_events:
+        core.scheduler.kv_event_publisher = Listener()
     hashes = engine.enable_prefix_caching or engine.connector is not None
     core.request_block_hasher = compat.block_hasher(hash_block_size or block_size, config) if hashes else None
     core.use_spec_decode = core.check_for_draft_tokens = engine.speculative is not None

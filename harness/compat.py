@@ -61,6 +61,10 @@ _PRESENT: Mapping[str, tuple[Callable[[], bool], str]] = {
         lambda: _any_mixture_of_groups(),
         "its HybridKVCacheCoordinator takes full attention and one other kind only",
     ),
+    "encoder_decoder": (
+        lambda: optional("vllm.v1.core.encoder_cache_manager", "EncoderDecoderCacheManager") is not None,
+        "EncoderDecoderCacheManager (from 0.13)",
+    ),
     "mamba_cache": (
         lambda: optional("vllm.v1.worker.mamba_utils", "preprocess_mamba") is not None,
         'its Mamba states cannot be cached at the ends of blocks (mamba_cache_mode="align")',
@@ -82,6 +86,10 @@ _PRESENT: Mapping[str, tuple[Callable[[], bool], str]] = {
         lambda: hasattr(optional("vllm.v1.request", "RequestStatus"), "WAITING_FOR_STREAMING_REQ"),
         "RequestStatus.WAITING_FOR_STREAMING_REQ (from 0.15)",
     ),
+    "hybrid_failed_load": (
+        lambda: not _refuses_failed_blocks_of_groups(),
+        "the scheduler says that blocks of a failed load cannot be told with several KV cache groups",
+    ),
     "v2_runner": (
         lambda: _has_v2_runner(),
         "its V2 model runner, if it has one, does not run on a CPU, so that no stub of it was ever proven",
@@ -98,6 +106,13 @@ _PRESENT: Mapping[str, tuple[Callable[[], bool], str]] = {
     "dynamic_spec": (_drafts_by_batch_size, f"SpeculativeConfig.{_DYNAMIC} (from 0.24)"),
 }
 """Optional features (harness.features) by name: whether the loaded vLLM has it, and what it must have for that."""
+
+
+def _refuses_failed_blocks_of_groups() -> bool:
+    """From 0.31 on."""
+    scheduler = optional("vllm.v1.core.sched.scheduler", "Scheduler")
+    names = scheduler._handle_invalid_blocks.__code__.co_names
+    return "kv_cache_groups" in names and "RuntimeError" in names
 
 
 @functools.cache

@@ -6,6 +6,7 @@ unwritten: weights change, or memory is given back, and nothing of it may be rea
 
 Beside transfers of a KV connector vLLM refuses to clear the cache ("not supported yet"): a call fails, and no more.
 Up to 0.30 a pause that waits fails in the engine's loop instead; that it dies there is not called a finding either.
+To refuse it where nobody holds a block, for steps in flight, is one.
 """
 
 from collections.abc import Callable
@@ -22,15 +23,6 @@ Guarded = Callable[..., Any]
 
 _REFUSED = object()
 """What a call returns that fails because of a connector's transfers."""
-
-
-def _unless_refused(call: Callable[..., Any], *arguments: Any) -> Any:
-    try:
-        return call(*arguments)
-    except RuntimeError as error:
-        if "requests waiting for remote KV transfer, which is not supported yet" not in str(error):
-            raise
-        return _REFUSED
 
 
 class Operator:
@@ -85,7 +77,17 @@ class Operator:
         """vLLM's answer, or _REFUSED."""
         if self._world.external is None:
             return self._guarded(call, *arguments)
-        return self._guarded(_unless_refused, call, *arguments)
+        return self._guarded(self._unless_refused, call, *arguments)
+
+    def _unless_refused(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return call(*arguments)
+        except RuntimeError as error:
+            if "requests waiting for remote KV transfer, which is not supported yet" not in str(error):
+                raise
+            if not any(blocks for _, blocks in self._world.holders()):
+                raise  # nobody holds a block: no transfer is the reason
+            return _REFUSED
 
     def _reset(self, event: Reset) -> None:
         core = self._world.core

@@ -97,8 +97,6 @@ class Run:
         self._due = 0
         self._next_event = 0
         self._free_loop = FreeLoop(self.world, self.take, self._updated)
-        self._aborts: list[str] = []
-        """Aborts in the aborts queue; the input queue delivers them too, an iteration later."""
 
     # -- the loop -----------------------------------------------------------------------------------------------
 
@@ -135,7 +133,7 @@ class Run:
         for oracle in self.oracles:
             if isinstance(oracle, Progress):
                 oracle.quiet = over and not self.grammars.pending
-        if self._busy() or self._aborts:
+        if self._busy() or self.world.aborting:
             return True
         self.operator.notify_idle()
         self._stop_if_fatal()
@@ -160,10 +158,10 @@ class Run:
         iteration.
         """
         idle = not self._busy()
-        for request in self._aborts:
+        for request in self.world.aborting:
             self._guarded(self.core.abort_requests, [request])
             self._abort_applied(request)
-        self._aborts.clear()
+        self.world.aborting.clear()
         timeline = self.scenario.timeline
         while self._next_event < len(timeline) and self._due <= self.world.iteration:
             idle = self._notify_if(idle)
@@ -238,7 +236,7 @@ class Run:
         self.trace.add(Occurred(self.world.iteration, "abort", request, event.in_step))
         if event.in_step:
             self.core.aborts_queue.put_nowait([request])
-            self._aborts.append(request)
+            self.world.aborting.append(request)
         else:
             self._guarded(self.core.abort_requests, [request])
             self._abort_applied(request)
@@ -313,10 +311,10 @@ class Run:
 
     def _updated(self, outputs: Any) -> None:
         """`update_from_output` has returned, if a result was taken at all."""
-        if self._aborts and self.core.aborts_queue.empty():
-            for request in self._aborts:
+        if self.world.aborting and self.core.aborts_queue.empty():
+            for request in self.world.aborting:
                 self._abort_applied(request)
-            self._aborts.clear()
+            self.world.aborting.clear()
         flight, self.arriving = self.arriving, None
         if flight is None:
             return

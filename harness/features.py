@@ -27,6 +27,10 @@ def _loads_groups(scenario: Scenario) -> bool:
     return scenario.engine.connector is not None and scenario.engine.sliding_window > 0
 
 
+def _fails_groups(scenario: Scenario) -> bool:
+    return _loads_groups(scenario) and any(r.load is not None and r.load.failed for r in scenario.requests)
+
+
 def uses_v2_ngram(scenario: Scenario) -> bool:
     """An n-gram search on the V2 model runner."""
     speculative = scenario.engine.speculative
@@ -39,6 +43,7 @@ def _drafts_by_batch_size(scenario: Scenario) -> bool:
 
 
 OPTIONAL: Mapping[str, Callable[[Scenario], bool]] = {
+    "encoder_decoder": lambda s: s.engine.encoder is not None and s.engine.encoder.is_encoder_decoder,
     "groups": lambda scenario: bool(scenario.engine.kv_cache_groups) and not is_hybrid(scenario.engine),
     "mamba_cache": lambda scenario: states_are_cached(scenario.engine),
     "pause": _pauses,
@@ -46,6 +51,7 @@ OPTIONAL: Mapping[str, Callable[[Scenario], bool]] = {
     "load_failure_policy": _fails_loads,
     "hybrid_connector": _loads_groups,
     "streaming": lambda scenario: any(request.chunks is not None for request in scenario.requests),
+    "hybrid_failed_load": _fails_groups,
     "v2_runner": lambda scenario: scenario.engine.model_runner == "v2",
     "v2_ngram": uses_v2_ngram,
     "active_seqs": lambda scenario: bool(scenario.engine.max_num_active_seqs),

@@ -41,7 +41,7 @@ def dispatched(world: World, step: Step) -> Dispatched:
         free_blocks=world.pool.get_num_free_blocks(),
         num_blocks=world.engine.num_gpu_blocks,
         encoder_free=encoder.num_free_slots if encoder else 0,
-        encoder_freeable=encoder.num_freeable_slots if encoder else 0,
+        encoder_freeable=getattr(encoder, "num_freeable_slots", encoder.num_free_slots) if encoder else 0,
         loads=tuple(
             Loading(load.request, load.start, load.stop, load.asynchronous)
             for load in (step.orders.loads if step.orders else ())

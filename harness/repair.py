@@ -110,6 +110,19 @@ def _repair_engine(engine: Engine, images: tuple[int, ...]) -> Engine:
         # What a connector loads for a state or a chunk is its own affair; vLLM's load attention, windows included. Of
         # runners, the stub of V1 is proven with one, and without a pipeline: each stage would have a side of its own.
         engine = replace(engine, kv_cache_groups=(), model_runner="v1", pipeline_parallel_size=1)
+    if reads_across(engine):
+        # SchedulerConfig, VllmConfig and the scheduler's constructor: neither goes with an encoder-decoder model.
+        engine = replace(
+            engine,
+            enable_prefix_caching=False,
+            enable_chunked_prefill=False,
+            speculative=None,
+            connector=None,
+            sliding_window=0,
+            kv_cache_groups=(),
+            model_runner="v1",
+            pipeline_parallel_size=1,
+        )
     engine = _repair_states(engine)
     sliding_window, groups = canonical_groups(engine)
     engine = replace(engine, sliding_window=sliding_window, kv_cache_groups=groups)
@@ -141,6 +154,7 @@ def _repair_engine(engine: Engine, images: tuple[int, ...]) -> Engine:
             encoder,
             max_num_encoder_input_tokens=max(encoder.max_num_encoder_input_tokens, longest),
             encoder_cache_size=max(encoder.encoder_cache_size, longest),
+            disable_chunked_mm_input=encoder.disable_chunked_mm_input or encoder.is_encoder_decoder,
         )
     threshold = engine.long_prefill_token_threshold if engine.enable_chunked_prefill else 0
     return replace(
@@ -151,7 +165,14 @@ def _repair_engine(engine: Engine, images: tuple[int, ...]) -> Engine:
         long_prefill_token_threshold=min(threshold, engine.max_model_len),
         async_scheduling=asynchronous,
         encoder=encoder,
+        # Without prefix caching there is nothing to tell, and vLLM warns.
+        enable_kv_cache_events=engine.enable_kv_cache_events and engine.enable_prefix_caching,
     )
+
+
+def reads_across(engine: Engine) -> bool:
+    """Whether the model is an encoder-decoder one."""
+    return engine.encoder is not None and engine.encoder.is_encoder_decoder
 
 
 def _repair_request(request: Request, engine: Engine, images: tuple[int, ...]) -> Request:
@@ -160,7 +181,7 @@ def _repair_request(request: Request, engine: Engine, images: tuple[int, ...]) -
     prompt: list[Part] = []
     for part in request.prompt:
         if isinstance(part, Image):
-            if engine.encoder is None or not images:
+            if engine.encoder is None or not images or (reads_across(engine) and prompt):
                 continue
             part = Image(part.identity % len(images))
         length = part_length(part, images)
@@ -185,8 +206,8 @@ def _repair_request(request: Request, engine: Engine, images: tuple[int, ...]) -
     produces = connector is not None and connector.kv_role != "kv_consumer"
     length = sum(part_length(part, images) for part in parts)
     # What a session's later turns do with a connector's blocks, or with a grammar that has ended, is not said anywhere:
-    # both are left to requests of one turn.
-    chunks = request.chunks if connector is None else None
+    # both are left to requests of one turn. In a pipeline, the stages' own views of a turn are not modelled.
+    chunks = request.chunks if connector is None and engine.pipeline_parallel_size == 1 else None
     grammar = request.grammar if chunks is None else None
     if chunks is not None:
         chunks = _repair_chunks(request, chunks, length, engine, min_tokens)
@@ -268,8 +289,7 @@ def _repair_load(load: Load | None, prompt_length: int, engine: Engine) -> Load 
         load,
         tokens=tokens,
         latency=load.latency if load.load_kv_async else 0,
-        # Scheduler._handle_invalid_blocks: block ids say too little with several groups.
-        failed=() if engine.sliding_window else tuple(sorted(set(load.failed))),
+        failed=tuple(sorted(set(load.failed))),
     )
 
 

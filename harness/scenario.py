@@ -50,11 +50,16 @@ class Speculative(_Base, frozen=True):
 
 
 class Encoder(_Base, frozen=True):
-    """A multimodal model: per-step encoder budget and encoder cache size, both in embeddings."""
+    """A multimodal model: per-step encoder budget and encoder cache size, both in embeddings.
+
+    An encoder-decoder model reads one item at the beginning of the prompt, by cross-attention and in the step that
+    encodes it; its place in the decoder's prompt is tokens like any other.
+    """
 
     max_num_encoder_input_tokens: Count = 64
     encoder_cache_size: Count = 64
     disable_chunked_mm_input: bool = False
+    is_encoder_decoder: bool = False
 
 
 class Full(_Base, frozen=True, tag="full", tag_field="kind", array_like=True):
@@ -121,6 +126,7 @@ class Engine(_Base, frozen=True):
     speculative: Speculative | None = None
     encoder: Encoder | None = None
     connector: Connector | None = None
+    enable_kv_cache_events: bool = False
     interleaving: Literal["engine", "free"] = "engine"
     model_runner: Literal["v1", "v2"] = "v1"
     max_num_active_seqs: Annotated[int, Meta(ge=0, le=32)] = 0

@@ -16,6 +16,7 @@ import importlib.machinery
 import importlib.util
 import os
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -87,13 +88,30 @@ def platform() -> Platform:
 class Target:
     """One vLLM to run.
 
-    ``spec`` is what the user can say to get it again, ``version`` its release number ("unknown" for a source tree that
-    carries none), ``path`` the tree to put first on sys.path; None stands for the installed vLLM.
+    ``spec`` is what the user can say to get the release again, ``version`` its number ("unknown" for a source tree
+    that carries none), ``path`` the tree to put first on sys.path; None stands for the installed vLLM. ``plant`` names
+    a bug to plant into it (`harness.planting`) once it is imported.
     """
 
     spec: str
     version: str
     path: Path | None
+    plant: str | None = None
+
+    @property
+    def label(self) -> str:
+        """For people: which vLLM this is."""
+        return self.version if self.plant is None else f"{self.version} with planted bug {self.plant}"
+
+    @property
+    def options(self) -> list[str]:
+        """What the command line must say to get it again."""
+        return ["--vllm", self.spec, *(["--plant", self.plant] if self.plant else [])]
+
+    @property
+    def quoted(self) -> str:
+        """The same for a shell, without the leading `--vllm`."""
+        return shlex.join(self.options[1:])
 
 
 def resolve(spec: str | None, log: Log | None = None) -> Target:

@@ -104,6 +104,8 @@ class World:
         """Mode of the pause since the last resumption."""
         self.flights: list[Flight] = []
         """Oldest first."""
+        self.aborting: list[str] = []
+        """Aborts in the aborts queue; the input queue delivers them too, an iteration later."""
         self.executing: Flight | None = None
         """The step that the worker is running."""
         self.external = (

@@ -108,6 +108,13 @@ LEGAL: dict[str, Scenario] = {
         replace(SMALL, max_num_batched_tokens=48, enable_chunked_prefill=False), text(40, 3), text(9)
     ),
     "long_prefill": scenario(replace(SMALL, long_prefill_token_threshold=5), text(20, 3), text(9, 3, 1)),
+    "events": scenario(
+        replace(SMALL, num_gpu_blocks=13, max_num_seqs=2, enable_kv_cache_events=True),
+        text(14, 3),
+        text(44, 3, 1),
+        text(13, 3),
+        events=(Arrive(0), Arrive(1, 6), Arrive(2, 12)),
+    ),
     "prefix": scenario(
         SMALL,
         text(14, 3),
@@ -514,6 +521,13 @@ TRUE_OF_BOTH = {
     ("O2", "kv-read-mismatch", "position that the connector loaded"),
     ("O13", "write-null-block", "SchedulerOutput"),
     ("O17", "failed-load-not-undone", "Scheduler._handle_invalid_blocks"),
+    ("O14", "removed-while-held", "KVEventBatch"),
+    (
+        "O1",
+        "exception",
+        "vllm.v1.core.sched.scheduler:Scheduler.reset_prefix_cache:RuntimeError:raise RuntimeError(",
+    ),
+    ("O5", "counter-drift", "EncoderDecoderCacheManager.num_free_slots"),
 }
 KNOWN_TRUE = {
     "0.32.0": {*TRUE_OF_BOTH, ("O7", "no-progress", "before an encoder input")},
@@ -523,7 +537,7 @@ KNOWN_TRUE = {
 image that may not be chunked; on 0.32.0 also an image right behind one that fills the encoder cache, with a drafter
 that looks ahead. O4: the encoder input of a victim of the same pass, allocated and never encoded. O2 and O13:
 a load of a whole prompt leaves a sliding window one token short. O17: a synchronous load that fails beside a step in
-flight."""
+flight. O14: ledger 55092. O5: ledger 51228. O1: ledger derived-reset."""
 KNOWN_ASSERT = "assert num_new_tokens == 1 + self.num_spec_tokens"
 """The source line of a known O1 on 0.33.0: long_prefill_token_threshold < 1 + num_speculative_tokens."""
 

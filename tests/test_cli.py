@@ -16,7 +16,18 @@ from harness.codec import encode
 from harness.scenario import Arrive, Request, Scenario
 from harness.target import SUPPORTED, Target, TargetError, fetch, resolve
 
-COMMANDS = ("run", "replay", "explain", "shrink", "emit", "confirm", "fidelity", "targets", "features")
+COMMANDS = (
+    "run",
+    "ledger",
+    "replay",
+    "explain",
+    "shrink",
+    "emit",
+    "confirm",
+    "fidelity",
+    "targets",
+    "features",
+)
 SCENARIO = Scenario(format=1, requests=(Request(max_tokens=3),), timeline=(Arrive(0),))
 
 
@@ -272,3 +283,18 @@ def test_resolve_is_what_the_commands_use() -> None:
     # A release that the cache lacks must not be fetched to say that a file is broken.
     with pytest.raises(TargetError):
         resolve("0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("ledger", "38906"), "ledger: no checked ledger record is called '38906'"),
+        (("ledger", "38907", "--features", "mn"), "ledger: unknown feature 'mn'"),
+        (("run", "--plant", "38906"), "no planted bug is called '38906'; choose one of:"),
+    ],
+)
+def test_known_bugs_that_nobody_knows(arguments: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    done = schedfuzz(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith(f"schedfuzz: {said}") and done.stderr.count("\n") == 1

@@ -43,6 +43,7 @@ def turns(chosen, request):
 
 SHOWS = {
     "plain": lambda s: ends(s) == {"r0": "length", "r1": "length"},
+    "events": lambda s: next(row.computed for row in rows(s) if row.request == "r2") == 0,
     "chunked": lambda s: len([row for row in rows(s) if row.request == "r0" and row.computed < 40]) > 2,
     "unchunked": lambda s: rows(s)[0].tokens == 40,
     "long_prefill": lambda s: max(row.tokens for row in rows(s)) == 5,

@@ -1,11 +1,22 @@
-"""The table of known bugs: what it says, how it compares releases, and what it does with a mistake in it."""
+"""The records of known bugs: what they say, how they compare releases, and what a mistake in them does."""
+
+import json
+from pathlib import Path
 
 import pytest
 
 from fuzz import ledger
-from fuzz.ledger import ids_for, parse
+from fuzz.corpus import read
+from fuzz.ledger import FOLDER, chosen, ids_for, parse
+from fuzz.ledger_report import page, results
+from fuzz.restrict import parse_features
+from harness.planting import PLANTS
 from harness.target import SUPPORTED
-from harness.verdict import Violation
+from harness.verdict import Level, Violation
+
+RECORD = '[[record]]\nid = "{}"\nsays = "x"'
+CANDIDATE = RECORD + "\nchecked = false"
+SIGN = '[[record.sign]]\noracle = "O*"'
 
 
 def ids(oracle: str, kind: str, anchor: str, version: str) -> tuple[str, ...]:
@@ -80,38 +91,100 @@ def test_a_tree_without_a_version_is_the_newest(version):
 
 
 def test_ids_come_once_and_in_the_order_of_the_table(monkeypatch):
-    text = "\n".join(f'[[rule]]\noracle = "O*"\nkind = "*"\nids = {ids}' for ids in (["b", "a"], ["a", "c"]))
-    monkeypatch.setattr(ledger, "rules", lambda: parse(text))
+    text = "\n".join(f"{CANDIDATE.format(name)}\n{SIGN}\n{SIGN}" for name in "bac")
+    monkeypatch.setattr(ledger, "records", lambda: parse(text))
     assert ids("O1", "k", "a", "0.19.0") == ("b", "a", "c")
 
 
 def test_anchors_are_globs_and_case_matters(monkeypatch):
-    text = '[[rule]]\noracle = "O1"\nkind = "k"\nanchor = "*Foo*"\nids = ["1"]'
-    monkeypatch.setattr(ledger, "rules", lambda: parse(text))
+    text = CANDIDATE.format("1") + '\n[[record.sign]]\noracle = "O1"\nkind = "k"\nanchor = "*Foo*"'
+    monkeypatch.setattr(ledger, "records", lambda: parse(text))
     assert ids("O1", "k", "aFoo\nb", "0.19.0") == ("1",)
     assert ids("O1", "k", "afoo", "0.19.0") == ids("O10", "k", "Foo", "0.19.0") == ()
 
 
+def test_a_hazard_is_a_sign_only_where_it_is_said(monkeypatch):
+    hazard = Violation("O1", "k", "a", "", 0, level=Level.HAZARD)
+    for extra, expected in (("", ()), ("hazard = true", ("1",))):
+        text = f"{CANDIDATE.format('1')}\n{SIGN}\n{extra}"
+        monkeypatch.setattr(ledger, "records", lambda text=text: parse(text))
+        assert ids_for(hazard, "0.19.0") == expected
+
+
 @pytest.mark.parametrize(
-    "line",
+    "text",
     [
-        "ids = []",
-        'ids = "38907"',
-        'ids = ["1"]\nlast = "0.19.x"',
-        'ids = ["1"]\nlsat = "0.19.0"',
-        "ids = [38907]",
         "",
+        'missing = "x"\nlast = "0.19.x"',
+        'missing = "x"\nlsat = "0.19.0"',
+        "missing = 1",
+        '[[record.site]]\nvllm = "0.19.0"',
+        f'{SIGN}\n[[record.site]]\nvllm = "0.19.0"\nplant = "1"\nfixed = "0.20.2"',
+        'missing = "x"\n' + RECORD.format("1") + '\nmissing = "y"',
     ],
 )
-def test_mistakes_in_the_table_are_noticed(line):
+def test_mistakes_are_noticed(text):
+    parse(RECORD.format("1") + '\nmissing = "x"')
     with pytest.raises(ValueError):
-        parse(f'[[rule]]\noracle = "O1"\nkind = "k"\n{line}')
+        parse(f"{RECORD.format('1')}\n{text}")
 
 
-def test_every_rule_can_apply_to_some_release():
-    for rule in ledger.rules():
-        assert rule.first is None or rule.last is None or ids_order(rule.first) <= ids_order(rule.last)
+def test_every_sign_can_apply_to_some_release():
+    for record in ledger.records():
+        for one in (record, *record.sign):
+            assert one.first is None or one.last is None or order(one.first) <= order(one.last), record.id
 
 
-def ids_order(version: str) -> list[int]:
+def test_every_record_can_be_looked_for():
+    for record in ledger.records():
+        parse_features(record.features)
+        for site in record.site:
+            assert {site.vllm, site.fixed} <= {*SUPPORTED, None}
+            assert {site.plant, site.mend} <= {*PLANTS, None}
+            assert site.plant in (None, record.id)
+            assert site.mend is None or site.mend.startswith("mend-")
+            bounds = record.first, record.last
+            inside = all(
+                bound is None
+                or (order(bound) <= order(site.vllm)) is (bound is bounds[0])
+                or bound == site.vllm
+                for bound in bounds
+            )
+            assert inside is (site.plant is None), f"{record.id} on {site.vllm}"
+            assert site.fixed is None or record.last is None or order(site.fixed) > order(record.last)
+
+
+def test_version_checked_records_are_all_here():
+    """What others wrote down about known bugs lies beside the repository where this project's people work."""
+    shared = Path(__file__).parents[2] / "shared" / "ledger" / "known-bugs.jsonl"
+    if not shared.is_file():
+        pytest.skip("the shared ledger is not here")
+    known = map(json.loads, shared.read_text(encoding="utf-8").splitlines())
+    assert {one["id"] for one in known if one["verified"]} == {record.id for record in chosen()}
+
+
+def test_ids_are_chosen_in_the_order_of_the_table():
+    assert [record.id for record in chosen(["45347", "38907"])] == ["38907", "45347"]
+    with pytest.raises(ValueError, match="no checked ledger record is called '39543'"):
+        chosen(["39543"])
+
+
+def order(version: str) -> list[int]:
     return [int(part) for part in version.split(".")]
+
+
+def test_results_are_of_records_and_their_proofs_are_there():
+    known = {record.id: record for record in chosen()}
+    for outcome in results():
+        record = known[outcome.record]
+        sites = {(site.vllm, site.plant) for site in record.site}
+        assert {(hunt.vllm, hunt.plant) for hunt in outcome.hunts} <= sites
+        for hunt in outcome.hunts:
+            if hunt.found:
+                read(FOLDER / "proofs" / hunt.scenario)
+                assert hunt.seconds <= 600
+        assert outcome.found or record.missing, f"{record.id} needs a word about why it is not found"
+
+
+def test_the_page_is_what_the_results_say():
+    assert (FOLDER.parents[1] / "docs" / "ledger.md").read_text(encoding="utf-8") == page(results())

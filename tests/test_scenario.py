@@ -62,6 +62,7 @@ engines = st.builds(
     block_size=st.sampled_from((4, 8, 16, 32)),
     num_gpu_blocks=st.integers(2, 1024),
     enable_prefix_caching=st.booleans(),
+    enable_kv_cache_events=st.booleans(),
     enable_chunked_prefill=st.booleans(),
     long_prefill_token_threshold=lengths,
     policy=st.sampled_from(("fcfs", "priority")),
@@ -69,7 +70,7 @@ engines = st.builds(
     sliding_window=lengths,
     speculative=st.none()
     | st.builds(Speculative, st.sampled_from(("eagle", "mtp", "ngram")), st.integers(1, 8)),
-    encoder=st.none() | st.builds(Encoder, counts, counts, st.booleans()),
+    encoder=st.none() | st.builds(Encoder, counts, counts, st.booleans(), st.booleans()),
     interleaving=st.sampled_from(("engine", "free")),
 )
 events = st.one_of(

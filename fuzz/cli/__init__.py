@@ -5,7 +5,7 @@ imported inside commands, so that `--help` answers at once.
 """
 
 # In the order of `--help`.
-from fuzz.cli import campaigns, scenarios, devices, targets  # noqa: F401, I001
+from fuzz.cli import campaigns, ledger, scenarios, devices, targets  # noqa: F401, I001
 from fuzz.cli.app import app
 from fuzz.console import answer, leave
 

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 from fuzz.cli.app import app
+from fuzz.cli.targets import chosen_target
 from fuzz.console import BadInput, Console, Status, complain, first_free, fix_hash_seed
 from fuzz.options import (
     AsJson,
@@ -14,6 +15,7 @@ from fuzz.options import (
     FeaturesOption,
     Hazards,
     Out,
+    PlantOption,
     RunSeconds,
     Seed,
     Vllm,
@@ -24,6 +26,7 @@ from fuzz.options import (
 @app.command()
 def run(
     vllm: Vllm = None,
+    plant: PlantOption = None,
     seconds: RunSeconds = None,
     executions: Executions = None,
     workers: Workers = 1,
@@ -43,11 +46,10 @@ def run(
     console = Console()
     from fuzz.campaign import Campaign, Settings
     from fuzz.corpus import shown
-    from fuzz.generate import parse_features
     from fuzz.progress import Progress
     from fuzz.report import tell
+    from fuzz.restrict import parse_features
     from fuzz.session import Limits
-    from harness.target import resolve
 
     try:
         chosen = parse_features(features)
@@ -58,7 +60,7 @@ def run(
     folder = out or first_free(Path("out"), "run")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadInput(f"{shown(folder)}: --out exists and is no empty folder; remove it or choose another")
-    target = resolve(vllm, complain)
+    target = chosen_target(vllm, plant)
     progress = Progress(sys.stderr if json else console.out, folder / "stats.jsonl")
     settings = Settings(
         target=target,
@@ -75,7 +77,7 @@ def run(
     if json:
         console.json(summary)
     else:
-        console.print(tell(summary, folder, target.spec))
+        console.print(tell(summary, folder, target.quoted))
     if any(finding.level == "violation" for finding in summary.findings):
         return Status.FINDINGS
     if summary.harness_errors:

@@ -1,5 +1,6 @@
 """Commands that run vLLM's own model runner."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -40,13 +41,15 @@ def confirm(
     from fuzz.campaign import warm
     from fuzz.confirm import Status as Seen
     from fuzz.confirm import confirm as judge
-    from fuzz.confirm import found_on, line, suspects
+    from fuzz.confirm import found_on, found_with, line, suspects
     from fuzz.corpus import read
     from harness.target import Platform, resolve
 
     for path, _ in suspects(folder):
         read(path)
     target = resolve(vllm or found_on(folder), complain)
+    if vllm is None:
+        target = replace(target, plant=found_with(folder))
     warm(target, Platform(device))
     said = judge(folder, target, Platform(device), runner)
     if json:
@@ -78,7 +81,7 @@ def fidelity(
     console = Console()
     from fuzz.campaign import warm
     from fuzz.fidelity import Faithfulness, measure, tell
-    from fuzz.generate import parse_features
+    from fuzz.restrict import parse_features
     from harness import compat
     from harness.target import Platform, resolve
 

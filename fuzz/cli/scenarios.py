@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fuzz.cli.app import app
+from fuzz.cli.targets import chosen_target
 from fuzz.console import (
     BadInput,
     Console,
@@ -20,6 +21,7 @@ from fuzz.options import (
     DeviceName,
     DeviceOption,
     One,
+    PlantOption,
     RunnerOption,
     Vllm,
     WorkerName,
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 def replay(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Scenarios (JSON).")],
     vllm: Vllm = None,
+    plant: PlantOption = None,
     json: AsJson = False,
     check_determinism: Annotated[
         bool,
@@ -62,11 +65,11 @@ def replay(
     from fuzz.corpus import read
     from fuzz.edits import with_runner
     from fuzz.replay import check, line, outcome
-    from harness.target import Platform, resolve
+    from harness.target import Platform
     from harness.worker.interface import Kind
 
     scenarios = [with_runner(read(path), runner) for path in files]
-    target = resolve(vllm, complain)
+    target = chosen_target(vllm, plant)
     kind = Kind(worker)
     warm(target, Platform.NONE if kind is Kind.STUB else Platform(device))
     outcomes = [outcome(path, scenario, kind) for path, scenario in zip(files, scenarios, strict=True)]
@@ -84,7 +87,7 @@ def replay(
 
 
 @app.command()
-def explain(file: One, vllm: Vllm = None) -> int:
+def explain(file: One, vllm: Vllm = None, plant: PlantOption = None) -> int:
     """Tell step by step what a scenario makes vLLM do.
 
     Example: schedfuzz explain out/first/findings/O4-x/minimal.json --vllm 0.19.0
@@ -96,11 +99,11 @@ def explain(file: One, vllm: Vllm = None) -> int:
     from fuzz.corpus import shown
     from fuzz.explain import explain as tell
 
-    scenario, target = _ready(file, vllm)
+    scenario, target = _ready(file, vllm, plant)
     from harness.execute import execute
 
     result = execute(scenario)
-    console.print(tell(scenario, result, vllm=quote(target.spec), file=quote(shown(file))).rstrip("\n"))
+    console.print(tell(scenario, result, vllm=target.quoted, file=quote(shown(file))).rstrip("\n"))
     return Status.FINDINGS if result.verdict == "violation" else Status.CLEAN
 
 
@@ -111,6 +114,7 @@ def shrink(
         Path | None, typer.Option("-o", metavar="OUT", help="Where to write it (default: standard output).")
     ] = None,
     vllm: Vllm = None,
+    plant: PlantOption = None,
     seconds: Annotated[float, typer.Option(min=0.1, help="Stop after so many seconds.")] = 60.0,
 ) -> int:
     """Shrink a scenario to the smallest that shows the same violation. Exit status 0 when that worked.
@@ -123,7 +127,7 @@ def shrink(
     from fuzz.finding import minimise
     from harness.codec import encode
 
-    scenario, target = _ready(file, vllm, output)
+    scenario, target = _ready(file, vllm, plant, output)
     fingerprint = _violation(file, scenario, target).fingerprint
     minimal, tries, stopped = minimise(scenario, fingerprint, seconds)
     if output is None:
@@ -139,6 +143,7 @@ def emit(
     file: One,
     output: Annotated[Path, typer.Option("-o", metavar="OUT", help="The pytest file to write.")],
     vllm: Vllm = None,
+    plant: PlantOption = None,
 ) -> int:
     """Write a pytest case that fails where the scenario's violation is. Exit status 0 when that worked.
 
@@ -150,23 +155,24 @@ def emit(
     from fuzz.emit import emit as source
     from fuzz.ledger import ids_for
 
-    scenario, target = _ready(file, vllm, output)
+    scenario, target = _ready(file, vllm, plant, output)
     violation = _violation(file, scenario, target)
     ledger = ids_for(violation, target.version)
-    write(output, source(scenario, violation, vllm=target.version, ledger=ledger).encode())
+    write(output, source(scenario, violation, vllm=target.label, ledger=ledger).encode())
     return Status.CLEAN
 
 
-def _ready(file: Path, vllm: str | None, output: Path | None = None) -> tuple["Scenario", "Target"]:
+def _ready(
+    file: Path, vllm: str | None, plant: str | None, output: Path | None = None
+) -> tuple["Scenario", "Target"]:
     """The scenario, and the target, imported; everything that the user gave is checked first, cheapest first."""
     from fuzz.campaign import warm
     from fuzz.corpus import read
-    from harness.target import resolve
 
     scenario = read(file)
     if output is not None:
         check_writable(output)
-    target = resolve(vllm, complain)
+    target = chosen_target(vllm, plant)
     warm(target)
     return scenario, target
 
@@ -179,6 +185,6 @@ def _violation(file: Path, scenario: "Scenario", target: "Target") -> "Violation
     violation = first(scenario)
     if violation is None:
         raise BadInput(
-            f"{shown(file)}: shows no violation on vLLM {target.version}; give another scenario or --vllm"
+            f"{shown(file)}: shows no violation on vLLM {target.label}; give another scenario or --vllm"
         )
     return violation

@@ -1,12 +1,26 @@
 """Commands about the cache of vLLM releases."""
 
-from typing import Annotated
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fuzz.cli.app import app
 from fuzz.console import BadInput, Console, Status, complain, fix_hash_seed
 from fuzz.options import AsJson, TargetsAction
+
+if TYPE_CHECKING:
+    from harness.target import Target
+
+
+def chosen_target(vllm: str | None, plant: str | None) -> "Target":
+    """What `--vllm` and `--plant` mean together."""
+    from harness.planting import find
+    from harness.target import resolve
+
+    if plant is not None:
+        find(plant)
+    return replace(resolve(vllm, complain), plant=plant)
 
 
 @app.command()

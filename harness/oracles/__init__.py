@@ -12,8 +12,10 @@ from harness.oracles.exceptions import Exceptions
 from harness.oracles.fences import Fences
 from harness.oracles.grammar import GrammarMasks
 from harness.oracles.kv_content import KvContent
+from harness.oracles.kv_events import KvEvents
 from harness.oracles.limits import Limits
 from harness.oracles.outputs import Outputs
+from harness.oracles.preemption import Preemption
 from harness.oracles.progress import Progress
 from harness.oracles.queues import Queues
 
@@ -32,6 +34,8 @@ ALL: tuple[type[Oracle], ...] = (
     Drain,
     Contract,
     GrammarMasks,
+    KvEvents,
+    Preemption,
     ConnectorProtocol,
 )
 

@@ -19,9 +19,10 @@ class ConnectorProtocol(Oracle):
     one nor one that is in flight when the load begins: a load is not ordered with the steps (`defer_block_free`, from
     0.24). After `request_finished` has returned True, the blocks stay the request's own, and hold what it computed,
     until the send's end is told. When the scheduler has been told of a failed load, and recomputes, nothing that was
-    computed with it counts any more (`_handle_invalid_blocks`).
+    computed with it counts any more (`_handle_invalid_blocks`). A client's abort that arrives during a step counts
+    before the step's result (`_process_aborts_queue`), so that nothing is kept for a consumer that has gone.
 
-    Ledger: 32255, 34484, 45357, 18485.
+    Ledger: 32255, 34484, 45357, 18485, 29987.
     """
 
     family: ClassVar[str] = "O17"
@@ -69,8 +70,10 @@ class ConnectorProtocol(Oracle):
                     seen.request,
                 )
 
-    def delivered(self, step: Step, outputs: object) -> None:
+    def delivered(self, step: Step, outputs: Sequence[Any]) -> None:
         external = self.world.external
+        if external is not None:
+            self._ends(step, outputs)
         for request in sorted(external.failed) if external else ():
             state = self.world.scheduler.requests.get(request)
             if state is None or state.status.name != "RUNNING":
@@ -81,6 +84,19 @@ class ConnectorProtocol(Oracle):
                     "Scheduler._handle_invalid_blocks",
                     f"{request}, a load of which failed, is back at {state.num_computed_tokens} of "
                     f"{state.num_prompt_tokens} prompt tokens; outputs in flight: {state.num_output_placeholders}",
+                    request,
+                )
+
+    def _ends(self, step: Step, outputs: Sequence[Any]) -> None:
+        for output in outputs:
+            request = output.request_id
+            sends = self.world.references[request].request.send is not None
+            if output.finish_reason is not None and request in self.world.aborting and sends:
+                self._wrong(
+                    "completed-though-aborted",
+                    "_process_aborts_queue",
+                    f"step {step.index} completes {request}, whose blocks then wait for a consumer, though its "
+                    "client's abort had arrived",
                     request,
                 )
 

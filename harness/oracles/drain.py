@@ -113,7 +113,7 @@ class Drain(Oracle):
             self.report("not-cleared", f"{who}: BlockPool", message)
 
     def _encoder_cleared(self, who: str) -> None:
-        cached = sorted(self.world.scheduler.encoder_cache_manager.cached)
+        cached = sorted(getattr(self.world.scheduler.encoder_cache_manager, "cached", ()))
         if cached:
             message = f"{who} has cleared the encoder cache, but {cached} are still taken for cached"
             self.report("not-cleared", f"{who}: EncoderCacheManager", message)

@@ -1,10 +1,11 @@
 """O5: encoder cache accounting."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from harness.oracles.base import Oracle
 from harness.scenario import image_hash
 from harness.step import Step
+from harness.world import Act
 
 
 class EncoderAccounting(Oracle):
@@ -12,12 +13,22 @@ class EncoderAccounting(Oracle):
 
     Promised by EncoderCacheManager's class docstring: `num_free_slots` is the capacity not taken by entries,
     `num_freeable_slots` adds the entries without reference, both between 0 and `cache_size`; references belong to
-    requests that live. A step encodes at most the compute budget.
+    requests that live. A step encodes at most the compute budget. An entry stays while a request is in the midst of its
+    item ("free only what is processed"), so that nothing is encoded again for the rest of one. With an encoder-decoder
+    model, which keeps nothing from step to step, the free slots are as many as there are, at most.
 
-    Ledger: 12545, 23544, 51228, 25890.
+    Ledger: 12545, 23544, 51228, 25890, 54284.
     """
 
     family: ClassVar[str] = "O5"
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._begun: dict[str, tuple[int, set[int]]] = {}
+        """Per request, where its last step ended and which items it has met without a break up to there."""
+
+    def controlled(self, act: Act) -> None:
+        self._begun.clear()  # a reset takes entries that are in use, and means it
 
     def dispatched(self, step: Step) -> None:
         encoder = self.world.engine.encoder
@@ -38,6 +49,30 @@ class EncoderAccounting(Oracle):
                 *step.encoder_inputs,
             )
         self._counters()
+        self._encoded_again(step)
+
+    def _encoded_again(self, step: Step) -> None:
+        fresh = {row.request for row in step.new} | {row.request for row in step.cached if row.resumed}
+        for request, start in step.computed.items():
+            end = start + step.scheduled.get(request, 0)
+            before, begun = self._begun.get(request, (0, set()))
+            if request in fresh or before != start:
+                begun = set()
+            items = self.world.references[request].items
+            for index in step.encoder_inputs.get(request, ()):
+                if index in begun and items[index][0] < start:
+                    self.report(
+                        "encoded-again",
+                        "EncoderCacheManager",
+                        f"step {step.index}: {request} is at {start}, in the midst of "
+                        f"{image_hash(items[index][2])}, which is encoded again",
+                        request,
+                        fatal=False,
+                    )
+            met = {
+                i for i, (offset, length, _) in enumerate(items) if offset < end and offset + length > start
+            }
+            self._begun[request] = end, begun | met
 
     def delivered(self, step: Step, outputs: object) -> None:
         if self.world.engine.encoder is not None:
@@ -45,6 +80,16 @@ class EncoderAccounting(Oracle):
 
     def _counters(self) -> None:
         manager = self.world.scheduler.encoder_cache_manager
+        encoder = self.world.engine.encoder
+        if encoder is not None and encoder.is_encoder_decoder:
+            if not 0 <= manager.num_free_slots <= manager.cache_size:
+                self.report(
+                    "counter-drift",
+                    "EncoderDecoderCacheManager.num_free_slots",
+                    f"num_free_slots is {manager.num_free_slots}; there are {manager.cache_size}",
+                    fatal=False,
+                )
+            return
         sizes = {image_hash(identity): size for identity, size in enumerate(self.world.scenario.images)}
         entries = {image: sizes[image] for image in manager.cached}
         free = manager.cache_size - sum(entries.values())

@@ -36,7 +36,7 @@ class Fences(Oracle):
         """Step index -> block id -> the request that the step uses it for; for steps in flight."""
 
     def dispatched(self, step: Step) -> None:
-        if self.world.engine.encoder is not None:
+        if self._caches_encoder_outputs():
             self._encoder_reads(step)
         flying = {flight.step.index for flight in self.world.flights}
         self._users = {index: users for index, users in self._users.items() if index in flying}
@@ -46,7 +46,7 @@ class Fences(Oracle):
         self._users[step.index] = users
 
     def delivered(self, step: Step, outputs: object) -> None:
-        if self.world.engine.encoder is None:
+        if not self._caches_encoder_outputs():
             return
         manager = self.world.scheduler.encoder_cache_manager
         for flight in self.world.flights:
@@ -59,6 +59,10 @@ class Fences(Oracle):
                         request,
                         level=Level.HAZARD,
                     )
+
+    def _caches_encoder_outputs(self) -> bool:
+        encoder = self.world.engine.encoder
+        return encoder is not None and not encoder.is_encoder_decoder
 
     def reads(self, step: Step) -> list[tuple[str, str]]:
         """(request, image) for every item that overlaps the target's window of a step."""

@@ -178,6 +178,9 @@ class Forward:
 
     def _gather(self, request: str, start: int, count: int, window: str) -> None:
         """GPUModelRunner._gather_mm_embeddings: every item that overlaps [start, start+count) must be there."""
+        encoder = self.engine.encoder
+        if encoder is not None and encoder.is_encoder_decoder:
+            return  # cross-attention reads what the step itself has encoded
         end_of_target = start + count - (1 if window == "drafter" else 0)
         for offset, length, image in self.batch.requests[request].items:
             if offset >= start + count or offset + length <= start or image in self.encoder_cache:

@@ -17,6 +17,8 @@ def cannot_run(scenario: Scenario) -> str | None:
         return "no layer of the device's network sees the whole prefix, so that it could not tell what follows it"
     if scenario.engine.pipeline_parallel_size > 1:
         return _STAGES
+    if scenario.engine.encoder is not None and scenario.engine.encoder.is_encoder_decoder:
+        return "the device's network has no cross-attention"
     if has_mamba(scenario.engine):
         return "the device's network has no Mamba layer"
     return None
