@@ -77,6 +77,26 @@ PLANTS = (
         ),
     ),
     Plant(
+        "mend-49439",
+        "mended: when nobody runs, sessions that wait behind another give back what they hold",
+        (
+            Edit(
+                f"{_SCHEDULER}.schedule",
+                precede(
+                    "self.kv_cache_manager.new_step_starts()",
+                    "if not self.running:\n"
+                    "    for held in list(self.kv_holding_waiting)[1:]:\n"
+                    "        if held.status == RequestStatus.WAITING and held.num_in_flight_tokens == 0:\n"
+                    "            self.kv_holding_waiting.remove_request(held)\n"
+                    "            self.kv_cache_manager.free(held)\n"
+                    "            self.encoder_cache_manager.free(held)\n"
+                    "            held.num_computed_tokens = 0\n"
+                    "            self.waiting.add_request(held)",
+                ),
+            ),
+        ),
+    ),
+    Plant(
         "mend-34220",
         "mended: a chunk is rolled back to the item and not to the drafter's position before it",
         (
