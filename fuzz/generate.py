@@ -134,7 +134,7 @@ def _engine(rng: Random, weights: Weights, block_size: BlockSize, images: tuple[
         interleaving="free" if chance(rng, weights, "free") else "engine",
         model_runner="v2" if "v2_runner" in weights else "v1",
         max_loras=rng.choice((1, 1, 2, 3)) if "lora" in weights else 0,
-        pipeline_parallel_size=rng.choice((2, 2, 3, 4)) if chance(rng, weights, "pipeline") else 1,
+        pipeline_parallel_size=_stages(rng, weights),
     )
     window, groups = canonical_groups(engine)  # a pool is tight for what is left of the groups
     engine = replace(engine, sliding_window=window, kv_cache_groups=groups)
@@ -150,14 +150,14 @@ def _engine(rng: Random, weights: Weights, block_size: BlockSize, images: tuple[
 def _groups(rng: Random, weights: Weights, block_size: int) -> tuple[Group, ...]:
     """Mostly with full attention, mostly of different kinds, in any order."""
     if "groups" not in weights:
-        hybrid = rng.random() < weights.get("mamba_cache", 0.0) / 2
+        hybrid = rng.random() < 0.8 * weights.get("mamba_cache", 0.0)
         return (
             rng.choice(((Full(), Mamba()), (Full(), Mamba(), Mamba()), (Mamba(), Full()))) if hybrid else ()
         )
     groups = [new_group(rng, block_size) for _ in range(rng.choice((1, 2, 2, 3, 3, 4)))]
     if rng.random() < 0.75:
         groups.insert(rng.choice((0, 0, len(groups))), Full())
-    if rng.random() < max(0.15, weights.get("mamba_cache", 0.0) / 2):
+    if rng.random() < max(0.15, 0.8 * weights.get("mamba_cache", 0.0)):
         groups.insert(rng.randint(0, len(groups)), Mamba())
     return tuple(groups)
 
@@ -187,10 +187,15 @@ def _encoder(rng: Random, weights: Weights, images: tuple[int, ...]) -> Encoder:
     )
 
 
+def _stages(rng: Random, weights: Weights) -> int:
+    """A pipeline wins over drafts and the V2 runner: it leaves them room."""
+    return rng.choice((2, 2, 3, 4)) if rng.random() < weights.get("pipeline", 0.0) / 2 else 1
+
+
 def _connects(rng: Random, weights: Weights) -> bool:
     """Whether the engine has a connector: it would win over what it does not go with."""
     return "connector" in weights and (
-        ("groups" not in weights and "v2_runner" not in weights) or rng.random() < 0.5
+        not weights.keys() & {"groups", "mamba_cache", "v2_runner"} or rng.random() < 0.5
     )
 
 

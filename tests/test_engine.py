@@ -149,6 +149,8 @@ SHOWS = {
     "streaming_pause": lambda s: turns(s, "r0") == [] and ends(s)["r1"] == "length",
     "min_tokens": lambda s: ends(s) == {"r0": "stop", "r1": "length"},
     "cache_salt": lambda s: [row.computed for row in rows(s) if row.source == "new"] == [0, 0, 0, 12],
+    "mamba_cache": lambda s: any(row.computed for row in rows(s) if row.source == "new"),
+    "mamba_cache_eagle": lambda s: any(row.drafts for row in rows(s)),
     "active_seqs": lambda s: last(s, "r0") < first(s, "r1"),
     "adaptive_prefill": lambda s: max(row.tokens for row in rows(s)) == 8,
     "unreserved_isl": lambda s: first(s, "r1") == 1,

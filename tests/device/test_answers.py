@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from harness import compat, features
 from harness.execute import Result, execute
 from harness.model import Reference
-from harness.scenario import Abort, Arrive, Pause, Scenario
+from harness.scenario import Abort, Arrive, Pause, Request, Scenario
 from harness.trace import Delivered
 from harness.verdict import Level, Verdict
 from harness.worker.device.support import cannot_run
@@ -24,6 +24,11 @@ def answers(result: Result) -> dict[str, list[int]]:
             for request, tokens in entry.outputs:
                 got.setdefault(request, []).extend(tokens)
     return got
+
+
+def fails(request: Request) -> bool:
+    """Whether its load does."""
+    return request.load is not None and bool(request.load.failed)
 
 
 RUNNABLE = [name for name, scenario in LEGAL.items() if cannot_run(scenario) is None]
@@ -45,6 +50,9 @@ def test_the_runner_answers_as_the_reference_does(name: str) -> None:
     aborted = {event.request for event in scenario.timeline if isinstance(event, Abort)}
     if any(isinstance(event, Pause) and event.mode == "abort" for event in scenario.timeline):
         aborted = set(range(len(scenario.requests)))
+    connector = scenario.engine.connector
+    if connector is not None and connector.kv_load_failure_policy == "fail":
+        aborted |= {index for index, request in enumerate(scenario.requests) if fails(request)}
     got = answers(result)
     for index in range(len(scenario.requests)):
         expected, _ = Reference(scenario, index).expected_output()
@@ -90,10 +98,11 @@ def test_stub_and_runner_agree(name: str) -> None:
     """Else `Disagreement`. The oracles hear the stub, and hazards apart, they have nothing to say."""
     result = execute(LEGAL[name], worker=Kind.TANDEM)
     assert {violation.level for violation in result.violations} <= {Level.HAZARD}
-    assert result.trace.digest() == execute(LEGAL[name]).trace.digest()
+    if not any(map(fails, LEGAL[name].requests)):  # what a failed load left lets a row sample anything
+        assert result.trace.digest() == execute(LEGAL[name]).trace.digest()
 
 
-@pytest.mark.parametrize("name", LEGAL_V2)
+@pytest.mark.parametrize("name", [name for name, made in LEGAL_V2.items() if cannot_run(made) is None])
 def test_stub_and_v2_runner_agree(name: str) -> None:
     """Rows of its results come in another order, so that traces differ in that."""
     scenario = LEGAL_V2[name]
