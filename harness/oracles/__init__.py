@@ -18,6 +18,7 @@ from harness.oracles.outputs import Outputs
 from harness.oracles.preemption import Preemption
 from harness.oracles.progress import Progress
 from harness.oracles.queues import Queues
+from harness.oracles.starvation import Starvation
 
 ALL: tuple[type[Oracle], ...] = (
     Exceptions,
@@ -36,6 +37,7 @@ ALL: tuple[type[Oracle], ...] = (
     GrammarMasks,
     KvEvents,
     Preemption,
+    Starvation,
     ConnectorProtocol,
 )
 
