@@ -7,6 +7,7 @@ from random import Random
 
 from msgspec.structs import replace
 
+from fuzz.edits import with_runner
 from fuzz.generate import FEATURES, generate
 from harness.codec import validate
 from harness.repair import repair
@@ -464,11 +465,11 @@ LEGAL: dict[str, Scenario] = {
 """By name; legal on every release (asynchronous drafts with grammars from 0.14 on), and quiet on the newest but for the
 hazard of the asynchronous encoder cache."""
 
-_ON_V2 = {
-    f"{name}, V2": replace(made, engine=replace(made.engine, model_runner="v2"))
-    for name, made in LEGAL.items()
+LEGAL_V2 = {
+    f"{name}, V2": made
+    for name, made in ((name, with_runner(made, "v2")) for name, made in LEGAL.items())
+    if repair(made) == made
 }
-LEGAL_V2 = {name: made for name, made in _ON_V2.items() if repair(made) == made}
 """The same on the V2 model runner, as far as it is modelled; what a release lacks of it is rejected there."""
 
 EVICTABLE = {

@@ -15,8 +15,8 @@ class Starvation(Oracle):
     """O15: requests do not wait for somebody who has nothing to compute.
 
     A hazard, since the client of a parked streaming session may come back, or never: while nothing runs and the pool
-    has room for any request, those that wait are held up by sessions that wait for their clients, because these count as
-    running (`max_num_seqs`, `max_num_active_seqs`).
+    has room for any request, those that wait are held up by sessions that wait for their clients, because these
+    count as running (`max_num_seqs`, `max_num_active_seqs`).
 
     Ledger: 53130.
     """

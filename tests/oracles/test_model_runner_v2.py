@@ -59,8 +59,11 @@ OTHERWISE = {
     "tokens not resent",
     "wrong tokens resent",
     "resumed without a table",
+    "a state that this very step makes",
 }
-"""Faults of O13 that V2 does not notice, or takes in another way: `FAULTS` and `UNNOTICED` below."""
+"""Faults of O13 that V2 does not notice, or takes in another way: `FAULTS` and `UNNOTICED` below; and one of O2, with
+cached Mamba states, which are for V1.
+"""
 SHARED = {
     f"{oracle.family} {name}": (oracle, fault)
     for oracle, module in TABLES.items()
