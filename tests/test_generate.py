@@ -53,6 +53,7 @@ def uses(scenario: Scenario, feature: str) -> bool:
         "encoder_decoder": engine.encoder is not None and engine.encoder.is_encoder_decoder,
         "groups": bool(engine.kv_cache_groups) and not is_hybrid(engine),
         "mamba_cache": states_are_cached(engine),
+        "streaming": any(r.chunks is not None for r in requests),
         "free": engine.interleaving == "free",
         "v2_runner": engine.model_runner == "v2",
         "v2_ngram": uses_v2_ngram(scenario),
@@ -97,7 +98,7 @@ NEEDS = {
     "mamba_cache": ("prefix_cache", "chunked_prefill"),
 }
 """Features that are about others."""
-RARE = {"hybrid_failed_load", "mamba_cache"}
+RARE = {"hybrid_failed_load", "mamba_cache", "v2_ngram"}
 """Features about so many others that among all of them few scenarios have them all."""
 
 
