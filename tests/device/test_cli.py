@@ -64,7 +64,7 @@ def test_findings_that_no_client_sees(chosen: Target, tmp_path: Path) -> None:
 def test_the_v2_runner_answers_as_the_reference_does(tmp_path: Path) -> None:
     need("0.33.0")
     for name, scenario in LEGAL.items():
-        if cannot_run(scenario) is not None:
+        if cannot_run(scenario) is not None or f"{name}, V2" not in LEGAL_V2:
             continue
         (tmp_path / f"{name}.json").write_bytes(encode(scenario))
     options = ("--worker", "device", "--runner", "v2", "--vllm", "0.33.0")
