@@ -9,7 +9,7 @@ from conftest import need
 from harness.codec import encode
 from harness.target import Target
 from harness.worker.device.support import cannot_run
-from scenarios import LEGAL, SAME_PROMPTS
+from scenarios import LEGAL, LEGAL_V2, SAME_PROMPTS
 from test_cli import schedfuzz
 
 from .conftest import PLATFORM, on_cpu
