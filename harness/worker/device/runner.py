@@ -48,8 +48,8 @@ def model_runner(engine: Engine) -> Any:
 
 def poison(runner: Any) -> None:
     """Makes all KV memory unwritten, behind whatever is in flight."""
-    for cache in runner.kv_caches:
-        cache.fill_(POISON)
+    for memory in runner.vllm_config.compilation_config.static_forward_context.values():
+        memory.slots.fill_(POISON)
 
 
 @functools.cache

@@ -1,5 +1,7 @@
 """Stand-ins for the kernels of the V1 runner."""
 
+import ctypes
+
 import torch
 
 from harness.worker.device.kernels.launch import Arguments, StandIns
@@ -82,12 +84,20 @@ def eagle_step_slot_mapping_metadata(a: Arguments) -> None:
     lengths.copy_(torch.where(beyond, 1, (lengths + 1).clamp(max=a["max_model_len"])))
 
 
+def batch_memcpy(a: Arguments) -> None:
+    """mamba_utils.py: copies of Mamba states, by address; none is written that another one reads."""
+    copies = zip(a["src_ptrs"].tolist(), a["dst_ptrs"].tolist(), a["sizes"].tolist(), strict=True)
+    for source, target, size in copies:
+        ctypes.memmove(target, source, size)
+
+
 STAND_INS: StandIns = {
     "vllm.v1.worker.block_table": {
         "_compute_slot_mapping_kernel": compute_slot_mapping,
         "ComputeSlotMappingKernel.kernel": compute_slot_mapping,
     },
     "vllm.v1.sample.rejection_sampler": {"rejection_greedy_sample_kernel": rejection_greedy_sample},
+    "vllm.v1.worker.mamba_utils": {"batch_memcpy_kernel": batch_memcpy},
     "vllm.v1.spec_decode.utils": {
         "eagle_prepare_inputs_padded_kernel": eagle_prepare_inputs_padded,
         "eagle_prepare_next_token_padded_kernel": eagle_prepare_next_token_padded,
