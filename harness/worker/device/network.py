@@ -172,7 +172,7 @@ class Target(_Network):
         return _logits(TABLES.next_tokens(_fingerprints(hidden_states)))
 
     def get_mamba_state_copy_func(self) -> tuple[Any, ...]:
-        """vLLM's hook, up to 0.30: how each part of a state is copied; ours has one, copied as a whole."""
+        """vLLM's hook, up to 0.28: how each part of a state is copied; ours has one, copied as a whole."""
         from vllm.model_executor.layers.mamba.mamba_utils import get_temporal_copy_spec
 
         return (get_temporal_copy_spec,)

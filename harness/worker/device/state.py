@@ -100,7 +100,7 @@ class State(nn.Module, AttentionLayerBase):  # type: ignore[misc]
         return self.spec
 
     def bind_kv_cache(self, kv_cache: torch.Tensor) -> None:
-        """vLLM's hook, from 0.31 on: pages of bytes, [blocks, 1, 1, bytes]. Before, vLLM sets a list of states."""
+        """vLLM's hook, from 0.28 on: pages of bytes, [blocks, 1, 1, bytes]. Before, vLLM sets a list of states."""
         self.kv_cache = (kv_cache.flatten(1).view(torch.float32),)
 
     @property

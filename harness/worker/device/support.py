@@ -21,6 +21,4 @@ def cannot_run(scenario: Scenario) -> str | None:
         return "the device's network has no cross-attention"
     if has_mamba(scenario.engine) and scenario.engine.speculative is not None:
         return "drafts have states of their own, which Triton kernels move that have no stand-in here"
-    if has_mamba(scenario.engine) and scenario.engine.model_runner == "v2":
-        return "the V2 runner zeroes new blocks by a Triton kernel that has no stand-in here"
     return None
