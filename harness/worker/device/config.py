@@ -166,7 +166,9 @@ def spec_of(config: Any, group: Group) -> Any:
         mode = getattr(config.cache_config, "mamba_cache_mode", "none")
         return compat.construct(
             MambaSpec,
-            block_size=config.model_config.max_model_len if mode == "none" else config.cache_config.block_size,
+            block_size=config.model_config.max_model_len
+            if mode == "none"
+            else config.cache_config.block_size,
             shapes=((2 * LIMBS * config.cache_config.block_size,),),
             dtypes=(torch.float32,),
             mamba_type=compat.linear_attention(),

@@ -30,8 +30,8 @@ class Places(Batch):
     blocks: torch.Tensor
 
 
-class PlacesBuilder(AttentionMetadataBuilder):  # type: ignore[misc, valid-type]
-    """Finds the states as vLLM's builders for Mamba kernels do: in the block in which the step ends, if they are cached."""
+class PlacesBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
+    """Finds states as vLLM's builders for Mamba kernels do: if they are cached, in the block in which the step ends."""
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: Any) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
@@ -53,7 +53,7 @@ class PlacesBuilder(AttentionMetadataBuilder):  # type: ignore[misc, valid-type]
         )
 
 
-class StateBackend(AttentionBackend):  # type: ignore[misc, valid-type]
+class StateBackend(AttentionBackend):  # type: ignore[misc]
     """What vLLM asks a Mamba layer for: the builder."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float32]

@@ -20,5 +20,5 @@ def cannot_run(scenario: Scenario) -> str | None:
     if scenario.engine.encoder is not None and scenario.engine.encoder.is_encoder_decoder:
         return "the device's network has no cross-attention"
     if has_mamba(scenario.engine) and scenario.engine.speculative is not None:
-        return "drafts have states of their own, which Triton kernels move that have no stand-in here"
+        return "the device's Mamba layer keeps no states of drafts; what moves those is Triton without a stand-in"
     return None
