@@ -1,9 +1,9 @@
 """The network's Mamba layers: one state a request, the sum of all keys that it has been fed.
 
 To vLLM they are Mamba layers: it allocates pages for their states, copies them between blocks in mode "align"
-(`mamba_utils.preprocess_mamba`) and hands over in which blocks a batch's states are. A state stands for the whole prefix,
-so it must agree with what full attention finds of it; one that is another request's, of another position or never
-written does not.
+(`mamba_utils.preprocess_mamba`) and hands over in which blocks a batch's states are. A state stands for the whole
+prefix, so it must agree with what full attention finds of it; one that is another request's, of another position or
+never written does not.
 """
 
 from dataclasses import dataclass
