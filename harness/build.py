@@ -128,7 +128,7 @@ def _device_config() -> Any:
     return DeviceConfig(device="cpu")
 
 
-def _mamba_cache(engine: Engine) -> dict[str, Any]:
+def mamba_cache(engine: Engine) -> dict[str, Any]:
     """What MambaModelConfig settles for a hybrid model."""
     return (
         {"mamba_cache_mode": "align", "mamba_block_size": engine.block_size}
@@ -169,7 +169,7 @@ def vllm_config(engine: Engine) -> Any:
             CacheConfig,
             block_size=engine.block_size,
             enable_prefix_caching=engine.enable_prefix_caching,
-            **_mamba_cache(engine),
+            **mamba_cache(engine),
         )
         config = compat.construct(
             VllmConfig,

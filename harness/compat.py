@@ -282,6 +282,22 @@ def any_block_size() -> list[Any]:
     return [multiple(1)]
 
 
+def linear_attention() -> Any:
+    """The `MambaSpec.mamba_type` of linear attention: a name up to 0.20."""
+    from vllm.v1.kv_cache_interface import MambaSpec
+
+    known = MambaSpec.mamba_type
+    return "linear_attention" if isinstance(known, str) else type(known).LINEAR
+
+
+def mamba_block_table(table: Any, seq_lens: Any, spec: Any, mode: str) -> Any:
+    """What Mamba kernels get for a group's block table, [requests, states]: the table itself where vLLM knows no other
+    mode, up to 0.14.
+    """
+    choose = optional("vllm.v1.attention.backends.utils", "mamba_get_block_table_tensor")
+    return table if choose is None else choose(table, seq_lens, spec, mode)
+
+
 def fix_kv_cache_layout(cache_config: Any) -> None:
     """From 0.32 on the engine core resolves a layout that all layers obey: blocks, heads, slots, content."""
     if hasattr(cache_config, "kv_cache_layout"):

@@ -35,7 +35,7 @@ RUNNABLE = [name for name, scenario in LEGAL.items() if cannot_run(scenario) is 
 
 
 def test_what_cannot_run_is_rejected_and_no_finding() -> None:
-    for name, reason in (("groups_local", "the whole prefix"), ("groups_mamba", "Mamba")):
+    for name, reason in (("groups_local", "the whole prefix"), ("mamba_cache_eagle", "states of drafts")):
         for kind in (Kind.DEVICE, Kind.TANDEM):
             result = execute(LEGAL[name], worker=kind)
             assert (result.verdict, result.violations, result.steps) == (Verdict.REJECTED, (), 0)

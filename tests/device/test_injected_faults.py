@@ -69,11 +69,11 @@ def swap(request: str, a: int, b: int, group: int = 0) -> Edit:
     return edit
 
 
-def give(request: str, *blocks: int) -> Edit:
+def give(request: str, *blocks: int, group: int = 0) -> Edit:
     """A new request's first blocks are others than its own."""
 
     def edit(_: Any, output: Any) -> None:
-        new(output, request).block_ids[0][: len(blocks)] = blocks
+        new(output, request).block_ids[group][: len(blocks)] = blocks
 
     return edit
 
@@ -315,6 +315,22 @@ FAULTS: dict[str, Injected] = {
         exchange_groups("r1"),
         ("a wrong token", 4),
         ("reads null block, reads other content", 4),
+        "O2 kv-read-mismatch",
+    ),
+    "a state's block is another request's": Injected(
+        "groups_mamba",
+        1,
+        give("r1", 5, group=1),
+        ("a wrong token", 2),
+        ("reads other content", 2),
+        "O2 kv-read-mismatch",
+    ),
+    "a cached state in another place of the table": Injected(
+        "mamba_cache",
+        47,
+        swap("r4", 3, 4, group=1),
+        ("a wrong token", 47),
+        ("reads unwritten", 47),
         "O2 kv-read-mismatch",
     ),
     "a new block is another request's": Injected(

@@ -25,6 +25,7 @@ SHOWS = {
     "padded-decode-cut-by-prefill-threshold": DIES + "AssertionError in vllm.v1.core.sched.scheduler",
     "priority-victim-leaves-uncomputed-encoder-entry": DIES
     + "RuntimeError in vllm.v1.worker.gpu_model_runner",
+    "state-ahead-of-its-session": WRONG,
     "window-blocks-freed-on-optimistic-count": "",
     "drafter-reads-image-at-chunk-end": "",
 }

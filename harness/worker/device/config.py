@@ -15,7 +15,7 @@ from typing import Any
 from harness import build, compat
 from harness.groups import groups_of, looks_ahead
 from harness.model import VOCABULARY
-from harness.scenario import MAX_GROUPS, MAX_MODEL_LEN, Chunked, Engine, Full, Group, Window
+from harness.scenario import MAX_GROUPS, MAX_MODEL_LEN, Chunked, Engine, Full, Group, Mamba, Window
 from harness.worker.device.integers import LIMBS
 
 LOADER = "schedfuzz"
@@ -95,7 +95,10 @@ def vllm_config(engine: Engine) -> Any:
             async_scheduling=engine.async_scheduling,
         ),
         cache_config=compat.construct(
-            CacheConfig, block_size=engine.block_size, enable_prefix_caching=engine.enable_prefix_caching
+            CacheConfig,
+            block_size=engine.block_size,
+            enable_prefix_caching=engine.enable_prefix_caching,
+            **build.mamba_cache(engine),
         ),
         parallel_config=ParallelConfig(),
         device_config=DeviceConfig(device=device_type()),
@@ -149,10 +152,28 @@ def groups_in(config: Any) -> tuple[Group, ...]:
 
 
 def spec_of(config: Any, group: Group) -> Any:
-    """The KV cache spec of a memory: pages for one head of `LIMBS` floats, key and value."""
+    """The KV cache spec of a memory: pages for one head of `LIMBS` floats, key and value, or as large."""
     import torch
-    from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, FullAttentionSpec, SlidingWindowSpec
+    from vllm.v1.kv_cache_interface import (
+        ChunkedLocalAttentionSpec,
+        FullAttentionSpec,
+        MambaSpec,
+        SlidingWindowSpec,
+    )
 
+    if isinstance(group, Mamba):
+        # One state, as large as a page of attention, of a type for which vLLM prepares no kernels of its own.
+        mode = getattr(config.cache_config, "mamba_cache_mode", "none")
+        return compat.construct(
+            MambaSpec,
+            block_size=config.model_config.max_model_len
+            if mode == "none"
+            else config.cache_config.block_size,
+            shapes=((2 * LIMBS * config.cache_config.block_size,),),
+            dtypes=(torch.float32,),
+            mamba_type=compat.linear_attention(),
+            mamba_cache_mode=mode,
+        )
     common = {
         "block_size": config.cache_config.block_size,
         "num_kv_heads": 1,

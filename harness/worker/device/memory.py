@@ -26,13 +26,11 @@ AttentionBackend, AttentionMetadataBuilder = compat.attention_interfaces()
 
 
 @dataclass
-class Context:
-    """Where a batch's context is. Copies: the drafter goes on changing vLLM's own."""
+class Batch:
+    """Which tokens are whose. Copies: the drafter goes on changing vLLM's own."""
 
     query_start_loc: torch.Tensor
     seq_lens: torch.Tensor
-    block_table: torch.Tensor
-    slot_mapping: torch.Tensor
     num_tokens: int
 
     def rows(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -41,6 +39,14 @@ class Context:
         ends = self.query_start_loc[1:].to(torch.int64)
         row = torch.searchsorted(ends, tokens, right=True)
         return row, self.seq_lens[row].to(torch.int64) - (ends[row] - tokens)
+
+
+@dataclass
+class Context(Batch):
+    """A batch and where its context is."""
+
+    block_table: torch.Tensor
+    slot_mapping: torch.Tensor
 
 
 class ContextBuilder(AttentionMetadataBuilder):  # type: ignore[misc, valid-type]
@@ -55,9 +61,9 @@ class ContextBuilder(AttentionMetadataBuilder):  # type: ignore[misc, valid-type
         return Context(
             common.query_start_loc[: common.num_reqs + 1].clone(),
             common.seq_lens[: common.num_reqs].clone(),
+            common.num_actual_tokens,
             common.block_table_tensor[: common.num_reqs].clone(),
             common.slot_mapping[: common.num_actual_tokens].clone(),
-            common.num_actual_tokens,
         )
 
 
@@ -147,3 +153,14 @@ class Memory(nn.Module, AttentionLayerBase):  # type: ignore[misc]
         found = from_limbs(slots[context.block_table.to(torch.int64)][..., :LIMBS]).flatten(1) - self.salt
         sums = torch.nn.functional.pad(found.cumsum(1), (1, 0))
         return sums, *context.rows()
+
+    def difference(
+        self, keys: torch.Tensor, sums: torch.Tensor, row: torch.Tensor, position: torch.Tensor
+    ) -> torch.Tensor:
+        """Writes the batch's keys; what this layer finds in each token's context beyond what full attention found
+        there (`sums`, `row` and `position` as its `forward` returns them).
+        """
+        found = self(keys)
+        assert found is not None  # full attention has seen that there is metadata
+        seen, first = found[0], self.attended_from(position)
+        return (seen[row, position + 1] - seen[row, first]) - (sums[row, position + 1] - sums[row, first])

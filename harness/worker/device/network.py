@@ -8,7 +8,7 @@ An embedding's row is [token, item]; an encoder output is such rows, so a multim
 one's, gives another fingerprint.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -16,12 +16,13 @@ from torch import nn
 from vllm.model_executor.models.interfaces import SupportsMultiModal
 
 from harness.model import FIRST, PLACEHOLDER, SEED, VOCABULARY
-from harness.scenario import Full, Group
+from harness.scenario import Full, Group, Mamba
 from harness.worker.device import config, integers
 from harness.worker.device.adapters import ADAPTERS
 from harness.worker.device.config import WIDTH
 from harness.worker.device.features import FIELD
 from harness.worker.device.memory import Memory
+from harness.worker.device.state import State
 from harness.worker.observation import DeviceAssertion
 
 _SCRAMBLE = integers.signed(SEED | 1)
@@ -83,7 +84,10 @@ class Body(nn.Module):  # type: ignore[misc]
         super().__init__()
         self.embed_tokens = nn.Embedding(VOCABULARY, WIDTH)
         self.embed_tokens.weight.requires_grad_(False).zero_()[:, 0] = torch.arange(VOCABULARY)
-        self.memories = nn.ModuleList(Memory(vllm_config, *numbered) for numbered in groups.items())
+        self.memories = nn.ModuleList(
+            (State if group == Mamba() else Memory)(vllm_config, number, group)
+            for number, group in groups.items()
+        )
 
 
 class _Network(nn.Module):  # type: ignore[misc]
@@ -128,7 +132,7 @@ class _Network(nn.Module):  # type: ignore[misc]
 
 class Target(_Network):
     """The reference model. The first full-attention memory gives the fingerprint; all others, which hold the same
-    keys over as many positions or fewer, must agree with it, else the fingerprint is scrambled.
+    keys over as many positions or fewer, or their sum, must agree with it, else the fingerprint is scrambled.
     """
 
     supports_lora: ClassVar[bool] = True
@@ -156,10 +160,7 @@ class Target(_Network):
         true = sums[row, position + 1]
         wrong = torch.zeros_like(true)
         for number, memory in enumerate(memories):
-            first = memory.attended_from(position)
-            seen, _, _ = memory(keys)
-            difference = (seen[row, position + 1] - seen[row, first]) - (true - sums[row, first])
-            wrong = wrong + difference * (_SCRAMBLE + 2 * number)
+            wrong = wrong + memory.difference(keys, sums, row, position) * (_SCRAMBLE + 2 * number)
         if memories:
             # As a next layer would hand it on: what a token has read wrongly is part of the key that it leaves.
             sums, _, _ = whole(keys + nn.functional.pad(wrong, (0, len(keys) - len(wrong))))
@@ -169,6 +170,16 @@ class Target(_Network):
     def compute_logits(self, hidden_states: torch.Tensor, *_: Any) -> torch.Tensor:
         """vLLM's hook: all weight on one token."""
         return _logits(TABLES.next_tokens(_fingerprints(hidden_states)))
+
+    def get_mamba_state_copy_func(self) -> tuple[Any, ...]:
+        """vLLM's hook, up to 0.28: how each part of a state is copied; ours has one, copied as a whole."""
+        from vllm.model_executor.layers.mamba.mamba_utils import get_temporal_copy_spec
+
+        return (get_temporal_copy_spec,)
+
+    def get_mamba_state_copy_funcs(self, types: Iterable[Any]) -> dict[Any, tuple[Any, ...]]:
+        """vLLM's hook from then on: for each type of layer."""
+        return dict.fromkeys(types, self.get_mamba_state_copy_func())
 
 
 class _MultiModal(SupportsMultiModal):  # type: ignore[misc]

@@ -41,6 +41,8 @@ def model_runner(engine: Engine) -> Any:
         caches = config.kv_cache_config(engine, settings)
         connector.join(settings, caches)
         runner.initialize_kv_cache(caches)
+        if getattr(caches, "needs_kv_cache_zeroing", False) and hasattr(runner, "_init_kv_zero_meta"):
+            runner._init_kv_zero_meta()  # as vLLM's Worker does
     adapters.ADAPTERS.slots = engine.max_loras
     poison(runner)
     return runner
@@ -48,8 +50,8 @@ def model_runner(engine: Engine) -> Any:
 
 def poison(runner: Any) -> None:
     """Makes all KV memory unwritten, behind whatever is in flight."""
-    for cache in runner.kv_caches:
-        cache.fill_(POISON)
+    for memory in runner.vllm_config.compilation_config.static_forward_context.values():
+        memory.slots.fill_(POISON)
 
 
 @functools.cache

@@ -44,8 +44,10 @@ def occupy(device: torch.device, iterations: int) -> None:
         torch.cuda._sleep(CYCLES * iterations)
 
 
-def _tensor(make: Any, *arguments: Any, pin_memory: bool = False, **named: Any) -> torch.Tensor:
-    return make(*arguments, **named)
+def _tensor(
+    make: Any, *arguments: Any, pin_memory: bool = False, device: Any = None, **named: Any
+) -> torch.Tensor:
+    return make(*arguments, device=None if device == "cuda" else device, **named)
 
 
 def ignore() -> None:
@@ -55,7 +57,6 @@ def ignore() -> None:
     torch.cuda.set_stream = torch.cuda.synchronize = lambda *_, **__: None
     torch.Tensor.pin_memory = lambda self, *_, **__: self
     torch.Tensor.record_stream = lambda *_, **__: None
-    if not isinstance(
-        torch.tensor, functools.partial
-    ):  # up to 0.16 masks' indices ask for it in so many words
+    # Up to 0.16 masks' indices ask for locked pages in so many words, and addresses of Mamba states for CUDA.
+    if not isinstance(torch.tensor, functools.partial):
         torch.tensor = functools.partial(_tensor, torch.tensor)

@@ -8,7 +8,6 @@ on standard output: for each kernel that has a stand-in how often it was launche
 differed; and what the scenarios showed. The interpreter has to be chosen before anything imports Triton.
 """
 
-import importlib
 import json
 import logging
 import sys
@@ -19,7 +18,7 @@ from typing import Any
 import torch
 from launches import KERNELS
 
-from harness import target
+from harness import compat, target
 from harness.codec import decode
 from harness.execute import execute
 from harness.worker.interface import Kind
@@ -102,8 +101,9 @@ def beside(stand_in: type[Any]) -> type[Any]:
 def launch_at_random(place: str) -> None:
     """Launches of what `module:name` names, if this release has it."""
     module, _, names = place.partition(":")
-    found: Any = importlib.import_module(module)
-    for name in names.split("."):
+    first, *rest = names.split(".")
+    found = compat.optional(module, first)
+    for name in rest:
         found = getattr(found, name, None)
     for seed in range(LAUNCHES if found is not None else 0):
         grid, made = KERNELS[place](Random(seed))

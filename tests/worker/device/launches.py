@@ -138,6 +138,19 @@ def next_draft_step(rng: Random) -> Launch:
     }
 
 
+def copied_states(rng: Random) -> Launch:
+    """States of any size, at any address; none is written that another one reads."""
+    states = int32([[rng.randrange(1000) for _ in range(6)] for _ in range(12)])
+    copies = rng.randint(1, 6)
+    addresses = [states[block].data_ptr() for block in rng.sample(range(12), 2 * copies)]
+    return copies, {
+        "src_ptrs": torch.tensor(addresses[:copies], dtype=torch.uint64),
+        "dst_ptrs": torch.tensor(addresses[copies:], dtype=torch.uint64),
+        "sizes": int32([rng.choice((7, 16, 24)) for _ in range(copies)]),
+        "BLOCK_SIZE": 16,
+    }
+
+
 KERNELS: dict[str, Callable[[Random], Launch]] = {
     "vllm.v1.worker.block_table:_compute_slot_mapping_kernel": slots_of_a_step,
     "vllm.v1.worker.block_table:ComputeSlotMappingKernel.kernel": slots_of_a_step,
@@ -145,4 +158,5 @@ KERNELS: dict[str, Callable[[Random], Launch]] = {
     "vllm.v1.spec_decode.utils:eagle_prepare_inputs_padded_kernel": rejections,
     "vllm.v1.spec_decode.utils:eagle_prepare_next_token_padded_kernel": last_tokens,
     "vllm.v1.spec_decode.utils:eagle_step_slot_mapping_metadata_kernel": next_draft_step,
+    "vllm.v1.worker.mamba_utils:batch_memcpy_kernel": copied_states,
 }

@@ -15,7 +15,7 @@ from scenarios import LEGAL_V2
 pytestmark = pytest.mark.device
 
 CHILD = Path(__file__).with_name("interpreted.py")
-V2 = ("chunked", "sliding_window", "spec_eagle", "spec_preemption", "mm_spec_async")
+V2 = ("chunked", "sliding_window", "spec_eagle", "spec_preemption", "mm_spec_async", "groups_mamba")
 """Scenarios that make the V2 runner launch every kernel that has a stand-in, but the one for grammars."""
 MASKED = "grammar_spec_async"
 """Launches that one, which Triton's interpreter runs in 0.24, and in 0.33 refuses ("mask has unsupported dtype")."""
@@ -23,7 +23,7 @@ MASKED = "grammar_spec_async"
 
 @pytest.mark.parametrize(
     ("version", "scenarios", "kernels"),
-    [("0.12.0", (), 3), ("0.24.0", (*V2, MASKED), 23), ("0.33.0", V2, 23)],
+    [("0.12.0", (), 3), ("0.24.0", (*V2, MASKED), 25), ("0.33.0", V2, 25)],
 )
 def test_stand_ins_do_what_the_kernels_do(version: str, scenarios: tuple[str, ...], kernels: int) -> None:
     """0.12.0 has the oldest kernels, and no V2 runner for a CPU."""

@@ -1,5 +1,7 @@
 """Stand-ins for the kernels of the V1 runner."""
 
+import ctypes
+
 import torch
 
 from harness.worker.device.kernels.launch import Arguments, StandIns
@@ -82,12 +84,35 @@ def eagle_step_slot_mapping_metadata(a: Arguments) -> None:
     lengths.copy_(torch.where(beyond, 1, (lengths + 1).clamp(max=a["max_model_len"])))
 
 
+def zero_kv_blocks(a: Arguments) -> None:
+    """worker/utils.py: blocks of every segment (a layer's cache) become zero, by address; sizes are in 4 bytes, one for
+    all segments in older releases.
+    """
+    segments = a["seg_addrs"].tolist()
+    size = a.get("PAGE_SIZE_EL", 0)
+    strides = a["seg_block_strides"].tolist() if "seg_block_strides" in a else [size] * len(segments)
+    sizes = a["seg_page_sizes"].tolist() if "seg_page_sizes" in a else strides
+    blocks = a["block_ids"].tolist()
+    for address, stride, page in zip(segments, strides, sizes, strict=True):
+        for block in blocks[: a.get("n_blocks", len(blocks))]:
+            ctypes.memset(address + 4 * stride * block, 0, 4 * page)
+
+
+def batch_memcpy(a: Arguments) -> None:
+    """mamba_utils.py: copies of Mamba states, by address; none is written that another one reads."""
+    copies = zip(a["src_ptrs"].tolist(), a["dst_ptrs"].tolist(), a["sizes"].tolist(), strict=True)
+    for source, target, size in copies:
+        ctypes.memmove(target, source, size)
+
+
 STAND_INS: StandIns = {
     "vllm.v1.worker.block_table": {
         "_compute_slot_mapping_kernel": compute_slot_mapping,
         "ComputeSlotMappingKernel.kernel": compute_slot_mapping,
     },
     "vllm.v1.sample.rejection_sampler": {"rejection_greedy_sample_kernel": rejection_greedy_sample},
+    "vllm.v1.worker.utils": {"_zero_kv_blocks_kernel": zero_kv_blocks},
+    "vllm.v1.worker.mamba_utils": {"batch_memcpy_kernel": batch_memcpy},
     "vllm.v1.spec_decode.utils": {
         "eagle_prepare_inputs_padded_kernel": eagle_prepare_inputs_padded,
         "eagle_prepare_next_token_padded_kernel": eagle_prepare_next_token_padded,
