@@ -48,6 +48,11 @@ def looks_ahead(engine: Engine) -> bool:
     return engine.speculative is not None and engine.speculative.method != "ngram"
 
 
+def reads_across(engine: Engine) -> bool:
+    """Whether the model is an encoder-decoder one, whose cross-attention reads what a step itself has encoded."""
+    return engine.encoder is not None and engine.encoder.is_encoder_decoder
+
+
 def canonical_groups(engine: Engine) -> tuple[int, tuple[Group, ...]]:
     """(`sliding_window`, `kv_cache_groups`) of the nearest legal engine, in the one spelling that its groups have.
 

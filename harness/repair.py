@@ -11,6 +11,7 @@ from harness.groups import (
     groups_of,
     has_mamba,
     looks_ahead,
+    reads_across,
     states_are_cached,
 )
 from harness.limits import batches_in_flight, repair_limits
@@ -143,9 +144,9 @@ def _repair_engine(engine: Engine, images: tuple[int, ...]) -> Engine:
         # VllmConfig: more slots than draft tokens, or nothing can be scheduled.
         budget = max(budget, speculative.num_speculative_tokens + 1)
     if encoder is not None:
-        # VllmConfig: a chunk must be able to end at a block's end, also inside an item.
-        whole = encoder.disable_chunked_mm_input and not states_are_cached(engine)
-        encoder = replace(encoder, disable_chunked_mm_input=whole)
+        # VllmConfig: a chunk must be able to end at a block's end, also inside an item. Across there are no chunks.
+        whole = encoder.disable_chunked_mm_input or encoder.is_encoder_decoder
+        whole = whole and not states_are_cached(engine)
         if whole:
             # MultiModalBudget refuses items that do not fit into one step.
             budget = max(budget, longest)
@@ -154,7 +155,7 @@ def _repair_engine(engine: Engine, images: tuple[int, ...]) -> Engine:
             encoder,
             max_num_encoder_input_tokens=max(encoder.max_num_encoder_input_tokens, longest),
             encoder_cache_size=max(encoder.encoder_cache_size, longest),
-            disable_chunked_mm_input=encoder.disable_chunked_mm_input or encoder.is_encoder_decoder,
+            disable_chunked_mm_input=whole,
         )
     threshold = engine.long_prefill_token_threshold if engine.enable_chunked_prefill else 0
     return replace(
@@ -168,11 +169,6 @@ def _repair_engine(engine: Engine, images: tuple[int, ...]) -> Engine:
         # Without prefix caching there is nothing to tell, and vLLM warns.
         enable_kv_cache_events=engine.enable_kv_cache_events and engine.enable_prefix_caching,
     )
-
-
-def reads_across(engine: Engine) -> bool:
-    """Whether the model is an encoder-decoder one."""
-    return engine.encoder is not None and engine.encoder.is_encoder_decoder
 
 
 def _repair_request(request: Request, engine: Engine, images: tuple[int, ...]) -> Request:

@@ -98,6 +98,7 @@ def _worker_tree(file: str) -> ast.Module:
 
 
 def worker_source(file: str) -> Path:
+    """Where a file of `vllm.v1.worker` is, or would be. HarnessError if this vLLM has no such package."""
     spec = importlib.util.find_spec("vllm.v1.worker")
     if spec is None or not spec.submodule_search_locations:
         raise HarnessError("this vLLM has no vllm.v1.worker package")

@@ -20,7 +20,7 @@ _NOT_MODELLED = (
 
 @dataclass(frozen=True, slots=True)
 class NewRow:
-    """A request that the worker does not know yet. `block_ids` holds one tuple per KV cache group."""
+    """A request that the worker does not know yet, or a session's next turn; `block_ids` has a tuple for each group."""
 
     request: str
     prompt: tuple[int, ...]

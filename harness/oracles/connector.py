@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
+from harness.oracles import block_use
 from harness.oracles.base import Oracle
 from harness.peers.orders import LoadOrder
 from harness.step import Step
@@ -41,20 +42,25 @@ class ConnectorProtocol(Oracle):
         for load in step.orders.loads if step.orders else ():
             if load.asynchronous:
                 self._starts(step, load)
-        written = frozenset(self._writes(step))
+        written = frozenset(
+            block.block_id
+            for _, _, held in block_use.written(self.world, step)
+            for block in held
+            if not block.is_null
+        )
         for load in external.loads.values():
             if load.request in step.scheduled:
-                self._wrong(
+                self.report(
                     "scheduled-while-loading",
                     "Scheduler.schedule",
                     f"step {step.index} computes for {load.request}, whose load is not over",
                     load.request,
                 )
-            if blocks := written & load.destinations(self.world.engine.block_size):
-                self._wrong(
+            if lost := written & load.destinations(self.world.engine.block_size):
+                self.report(
                     "load-destination-written",
                     "Scheduler.schedule",
-                    f"step {step.index} writes blocks {sorted(blocks)}, into which the load of {load.request} is going",
+                    f"step {step.index} writes blocks {sorted(lost)}, into which the load of {load.request} is going",
                     load.request,
                 )
         self._written[step.index] = written
@@ -63,7 +69,7 @@ class ConnectorProtocol(Oracle):
     def executed(self, step: Step, observations: Sequence[Observation]) -> None:
         for seen in observations:
             if isinstance(seen, SentMismatch):
-                self._wrong(
+                self.report(
                     "sent-other-content",
                     "request_finished",
                     f"the send of {seen.request}, over in step {step.index}: position {seen.position} is {seen.found}",
@@ -79,7 +85,7 @@ class ConnectorProtocol(Oracle):
             if state is None or state.status.name != "RUNNING":
                 continue
             if state.num_output_placeholders and state.num_computed_tokens < state.num_prompt_tokens:
-                self._wrong(
+                self.report(
                     "failed-load-not-undone",
                     "Scheduler._handle_invalid_blocks",
                     f"{request}, a load of which failed, is back at {state.num_computed_tokens} of "
@@ -92,7 +98,7 @@ class ConnectorProtocol(Oracle):
             request = output.request_id
             sends = self.world.references[request].request.send is not None
             if output.finish_reason is not None and request in self.world.aborting and sends:
-                self._wrong(
+                self.report(
                     "completed-though-aborted",
                     "_process_aborts_queue",
                     f"step {step.index} completes {request}, whose blocks then wait for a consumer, though its "
@@ -108,7 +114,7 @@ class ConnectorProtocol(Oracle):
         external = self.world.external
         untold = sorted(self.world.lives.keys() - set(external.finished)) if external else []
         if untold:
-            self._wrong(
+            self.report(
                 "finish-not-told",
                 "request_finished",
                 f"the connector never heard the end of {untold}",
@@ -120,7 +126,7 @@ class ConnectorProtocol(Oracle):
         external = self.world.external
         assert external is not None
         for protest in external.protests:
-            self._wrong(protest.kind, protest.hook, protest.message, protest.request)
+            self.report(protest.kind, protest.hook, protest.message, protest.request)
         external.protests.clear()
         if not external.loads and not external.sends:
             return
@@ -139,28 +145,16 @@ class ConnectorProtocol(Oracle):
         if lost:
             message = f"blocks {lost} of {request} are no longer its own, and its transfer is not over"
             state = "ended" if not self.world.lives[request].live else "live"
-            self._wrong(kind, f"{state} request", message, request)
+            self.report(kind, f"{state} request", message, request)
 
     def _starts(self, step: Step, load: LoadOrder) -> None:
         destinations = load.destinations(self.world.engine.block_size)
         for index, written in self._written.items():
-            if blocks := written & destinations:
-                self._wrong(
+            if shared := written & destinations:
+                self.report(
                     "load-into-block-in-flight",
                     "BlockPool",
-                    f"with step {step.index} begins the load of {load.request} into blocks {sorted(blocks)}, which "
+                    f"with step {step.index} begins the load of {load.request} into blocks {sorted(shared)}, which "
                     f"step {index}, in flight, still writes",
                     load.request,
                 )
-
-    def _writes(self, step: Step) -> Iterable[int]:
-        managers = self.world.scheduler.kv_cache_manager.coordinator.single_type_managers
-        for request, start in step.computed.items():
-            count = step.scheduled.get(request, 0)
-            for manager in managers:
-                size = manager.block_size
-                blocks = manager.req_to_blocks.get(request, ())[start // size : -(-(start + count) // size)]
-                yield from (block.block_id for block in blocks if not block.is_null)
-
-    def _wrong(self, kind: str, anchor: str, message: str, *requests: str) -> None:
-        self.report(kind, anchor, message, *requests)

@@ -2,6 +2,7 @@
 
 from typing import Any, ClassVar
 
+from harness.groups import reads_across
 from harness.oracles.base import Oracle
 from harness.scenario import image_hash
 from harness.step import Step
@@ -80,8 +81,7 @@ class EncoderAccounting(Oracle):
 
     def _counters(self) -> None:
         manager = self.world.scheduler.encoder_cache_manager
-        encoder = self.world.engine.encoder
-        if encoder is not None and encoder.is_encoder_decoder:
+        if reads_across(self.world.engine):
             if not 0 <= manager.num_free_slots <= manager.cache_size:
                 self.report(
                     "counter-drift",

@@ -2,9 +2,10 @@
 
 from typing import Any, ClassVar
 
-from harness.groups import attended_from, groups_of, states_are_cached
+from harness.groups import reads_across
+from harness.oracles import block_use
 from harness.oracles.base import Oracle
-from harness.scenario import Mamba, image_hash
+from harness.scenario import image_hash
 from harness.step import Step
 from harness.verdict import Level
 
@@ -61,8 +62,7 @@ class Fences(Oracle):
                     )
 
     def _caches_encoder_outputs(self) -> bool:
-        encoder = self.world.engine.encoder
-        return encoder is not None and not encoder.is_encoder_decoder
+        return self.world.engine.encoder is not None and not reads_across(self.world.engine)
 
     def reads(self, step: Step) -> list[tuple[str, str]]:
         """(request, image) for every item that overlaps the target's window of a step."""
@@ -91,66 +91,41 @@ class Fences(Oracle):
                 )
 
     def _block_reads(self, step: Step, users: dict[int, str]) -> None:
-        """Context blocks: those before the first written one, as far back as the group attends."""
-        managers = self.world.scheduler.kv_cache_manager.coordinator.single_type_managers
-        groups = groups_of(self.world.engine)
-        for request, start in step.computed.items():
-            for group, manager in enumerate(managers):
-                blocks = manager.req_to_blocks.get(request, ())
-                size = manager.block_size
-                # A state stands for all positions before it.
-                first = (
-                    max(0, start - 1)
-                    if isinstance(groups[group], Mamba)
-                    else attended_from(groups[group], start)
-                )
-                for block in blocks[first // size : -(-start // size)]:
-                    users.setdefault(block.block_id, request)
-                    if block.ref_cnt < 1 and not block.is_null:
-                        self.report(
-                            "free-block-read",
-                            f"group {group}",
-                            f"step {step.index}: {request} reads block {block.block_id}, which has no reference",
-                            request,
-                        )
+        for group, request, held in block_use.read(self.world, step):
+            for block in held:
+                users.setdefault(block.block_id, request)
+                if block.ref_cnt < 1 and not block.is_null:
+                    self.report(
+                        "free-block-read",
+                        f"group {group}",
+                        f"step {step.index}: {request} reads block {block.block_id}, which has no reference",
+                        request,
+                    )
 
     def _block_writes(self, step: Step, users: dict[int, str]) -> None:
-        managers = self.world.scheduler.kv_cache_manager.coordinator.single_type_managers
-        computed = step.computed
-        groups = groups_of(self.world.engine)
-        for group, manager in enumerate(managers):
-            writers: dict[int, str] = {}
-            for request, count in step.scheduled.items():
-                start = computed.get(request)
-                blocks = manager.req_to_blocks.get(request)
-                if start is None or blocks is None:
+        writers: dict[tuple[int, int], str] = {}
+        for group, request, held in block_use.written(self.world, step):
+            for block in held:
+                if block.is_null:
                     continue
-                size = manager.block_size
-                first, last = start // size, (start + count - 1) // size
-                if isinstance(groups[group], Mamba) and states_are_cached(self.world.engine):
-                    # The state is kept where the step ends; one for each draft after it.
-                    first, last = last, last + len(step.drafts.get(request, ()))
-                for block in blocks[first : last + 1]:
-                    if block.is_null:
-                        continue
-                    self._reused(step, request, block.block_id)
-                    users[block.block_id] = request
-                    other = writers.setdefault(block.block_id, request)
-                    if other != request and not self._recompute_together(other, request):
-                        self.report(
-                            "block-written-twice",
-                            f"group {group}",
-                            f"step {step.index}: {other} and {request} both write block {block.block_id}",
-                            other,
-                            request,
-                        )
-                    if block.ref_cnt < 1:
-                        self.report(
-                            "free-block-written",
-                            f"group {group}",
-                            f"step {step.index}: {request} writes block {block.block_id}, which has no reference",
-                            request,
-                        )
+                self._reused(step, request, block.block_id)
+                users[block.block_id] = request
+                other = writers.setdefault((group, block.block_id), request)
+                if other != request and not self._recompute_together(other, request):
+                    self.report(
+                        "block-written-twice",
+                        f"group {group}",
+                        f"step {step.index}: {other} and {request} both write block {block.block_id}",
+                        other,
+                        request,
+                    )
+                if block.ref_cnt < 1:
+                    self.report(
+                        "free-block-written",
+                        f"group {group}",
+                        f"step {step.index}: {request} writes block {block.block_id}, which has no reference",
+                        request,
+                    )
 
     def _recompute_together(self, *requests: str) -> bool:
         """Whether all of them held a block whose load failed: each writes what they share again, and the same."""

@@ -18,8 +18,7 @@ class GrammarMasks(Oracle):
     Only outputs that a client will receive count. Of a mask that allows too much, a client sees nothing here, since
     our model never wants another token; a real one does.
 
-    Ledger: 29379, 30916, 38663, 42619, 54437. Out of reach: 45015 (pipeline parallelism), 49694 (a worker that trims
-    drafts).
+    Ledger: 29379, 30916, 38663, 42619, 45015, 54437. Out of reach: 49694 (a worker that trims drafts).
     """
 
     family: ClassVar[str] = "O16"

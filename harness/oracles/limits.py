@@ -42,14 +42,15 @@ class Limits(Oracle):
             self._exceeded("max_loras", f"step {step.index} needs the adapters {sorted(loras)}")
         self._admissions(step)
         self._drafts(step)
+        live = len(self.world.live)
+        threshold = longest_prefill(engine, live) if live > 1 else 0
         for request, start in step.computed.items():
             count = step.scheduled.get(request, 0)
             if start + count > engine.max_model_len:
                 self._exceeded(
                     "max_model_len", f"step {step.index}: {request} computes up to {start + count}", request
                 )
-            threshold = longest_prefill(engine, len(self.world.live))
-            if 0 < threshold < count and len(self.world.live) > 1:
+            if 0 < threshold < count:
                 self._exceeded(
                     "long_prefill_token_threshold",
                     f"step {step.index}: {request} computes {count} tokens",

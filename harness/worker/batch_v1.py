@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from harness.model import Reference, wrong_token
-from harness.scenario import image_hash
 from harness.step import CachedRow, NewRow, Step
-from harness.worker.observation import Breach, Observation, RunnerFailure
+from harness.worker.batch import Batch
+from harness.worker.observation import Breach
 from harness.worker.token_rows import TokenRows
 from harness.worker.traits import NEWEST, Traits
 
@@ -37,7 +37,7 @@ class CachedRequest:
     """Outputs that the last stage of a pipeline knows, which samples them; the first waits until they are sent."""
 
 
-class BatchV1:
+class BatchV1(Batch):
     """What the runner remembers between steps."""
 
     def __init__(
@@ -48,12 +48,12 @@ class BatchV1:
         pipeline: bool = False,
         traits: Traits = NEWEST,
     ) -> None:
+        super().__init__(references)
         self.traits = traits
         self.pipeline = pipeline
         """Whether inputs are fed by a first stage that does not sample: it knows what the scheduler sends back."""
-        self.references = references
         self.async_scheduling = async_scheduling
-        self.requests: dict[str, CachedRequest] = {}
+        self._requests: dict[str, CachedRequest] = {}
         self.returned: set[str] = set()
         """Rows that the step in progress has put into the batch."""
         self.token_rows = TokenRows()
@@ -71,12 +71,10 @@ class BatchV1:
         """Drafts that the runner's CPU side counts as accepted, per row, until the device has told."""
         self.starts: dict[str, int] = {}
         """First position of the last step, per row: the device's own count."""
-        self.observations: list[Observation] = []
 
-    def fail(self, breach: Breach) -> RunnerFailure:
-        """Records what the real runner would raise on; raise the result."""
-        self.observations.append(breach)
-        return RunnerFailure(breach.message)
+    @property
+    def requests(self) -> dict[str, CachedRequest]:
+        return self._requests
 
     def update(self, step: Step) -> Step:
         """Applies a step's state part; also for a step without tokens. Gives the step that is left to run."""
@@ -129,15 +127,7 @@ class BatchV1:
                 f"{row.request} is sent as new, but the worker knows it and was not told that it finished"
             )
             self.observations.append(Breach("new-request-known", message, row.request))
-        if row.items != tuple((offset, length, image_hash(item)) for offset, length, item in reference.items):
-            # The real runner gathers what it is told; tokens need no check here, since feeding a wrong one is seen.
-            message = f"{row.request} is sent with multimodal items that are not its client's: {row.items}"
-            self.observations.append(Breach("items-changed", message, row.request))
-        if row.lora != reference.request.lora:
-            message = (
-                f"{row.request} is sent with adapter {row.lora}, its client's is {reference.request.lora}"
-            )
-            self.observations.append(Breach("adapter-changed", message, row.request))
+        self.check_identity(row)
         self.requests[row.request] = CachedRequest(
             reference=reference,
             prompt=row.prompt,

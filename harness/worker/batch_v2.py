@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from harness.model import Reference
-from harness.scenario import Engine, image_hash
+from harness.scenario import Engine
 from harness.step import CachedRow, NewRow, Step
-from harness.worker.observation import Breach, Observation, RunnerFailure
+from harness.worker.batch import Batch
+from harness.worker.observation import Breach
 from harness.worker.traits import NEWEST_V2, TraitsV2
 
 STALE = -1
@@ -41,17 +42,16 @@ class Slot:
     """The token sampled last."""
 
 
-class BatchV2:
+class BatchV2(Batch):
     """What the runner remembers between steps."""
 
     def __init__(
         self, references: Mapping[str, Reference], engine: Engine, traits: TraitsV2 = NEWEST_V2
     ) -> None:
+        super().__init__(references)
         self.traits = traits
-        self.references = references
         self.engine = engine
-        self.requests: dict[str, Slot] = {}
-        self.observations: list[Observation] = []
+        self._slots: dict[str, Slot] = {}
         speculative = engine.speculative
         self._num_spec = speculative.num_speculative_tokens if speculative else 0
         self._counts_run_ahead = engine.async_scheduling and speculative is not None
@@ -59,10 +59,9 @@ class BatchV2:
         alignment = _ROW_ALIGNMENT // engine.block_size
         self._row_capacity = -(-blocks // alignment) * alignment
 
-    def fail(self, breach: Breach) -> RunnerFailure:
-        """Records what the real runner would raise on; raise the result."""
-        self.observations.append(breach)
-        return RunnerFailure(breach.message)
+    @property
+    def requests(self) -> dict[str, Slot]:
+        return self._slots
 
     def update(self, step: Step) -> None:
         """Applies a step's state part; also for a step without tokens."""
@@ -89,15 +88,7 @@ class BatchV2:
         if len(self.requests) >= self.engine.max_num_seqs:
             message = f"{row.request} finds no free slot: {sorted(self.requests)} have them"
             raise self.fail(Breach("no-free-slot", message, row.request, True))
-        reference = self.references[row.request]
-        if row.items != tuple((offset, length, image_hash(item)) for offset, length, item in reference.items):
-            message = f"{row.request} is sent with multimodal items that are not its client's: {row.items}"
-            self.observations.append(Breach("items-changed", message, row.request))
-        if row.lora != reference.request.lora:
-            message = (
-                f"{row.request} is sent with adapter {row.lora}, its client's is {reference.request.lora}"
-            )
-            self.observations.append(Breach("adapter-changed", message, row.request))
+        reference = self.check_identity(row)
         self.requests[row.request] = slot = Slot(
             reference=reference,
             items=row.items,

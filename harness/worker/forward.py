@@ -6,18 +6,19 @@ meets it reports. Not modelled: the drafter's own KV entries (ledger 41838), whi
 output.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 
-from harness.groups import attended_from, groups_of, looks_ahead
+from harness.groups import attended_from, groups_of, looks_ahead, reads_across
 from harness.model import Reference, mix
 from harness.peers.mover import Mover
 from harness.scenario import Engine, Mamba
 from harness.step import Step
 from harness.worker import masks
+from harness.worker.batch import Batch
 from harness.worker.external import StubMemory
 from harness.worker.masks import Rows
 from harness.worker.observation import (
@@ -41,39 +42,6 @@ class Execution:
     observations: tuple[Observation, ...]
 
 
-class Known(Protocol):
-    """A request as a runner remembers it."""
-
-    @property
-    def reference(self) -> Reference:
-        """Its truth."""
-
-    @property
-    def items(self) -> tuple[tuple[int, int, str], ...]:
-        """Multimodal items as (offset, length, hash)."""
-
-    @property
-    def stripped(self) -> Collection[int]:
-        """Indices of items without the data that the encoder needs."""
-
-    @property
-    def tables(self) -> list[list[int]]:
-        """Block ids, one list per KV cache group."""
-
-
-class Batch(Protocol):
-    """A runner's bookkeeping."""
-
-    observations: list[Observation]
-
-    @property
-    def requests(self) -> Mapping[str, Known]:
-        """By request id."""
-
-    def fail(self, breach: Breach) -> RunnerFailure:
-        """Records what the real runner would raise on; raise the result."""
-
-
 class Forward:
     """One worker's memory for one execution."""
 
@@ -90,9 +58,7 @@ class Forward:
         self.looks_ahead = looks_ahead(engine)
         self.groups = groups_of(engine)
         self.kv = KvShadow(engine.num_gpu_blocks, engine.block_size, len(self.groups))
-        self.states = States(
-            engine, resumed_are_forgotten=getattr(traits, "resumed_states_are_forgotten", True)
-        )
+        self.states = States(engine)
         self.encoder_cache: set[str] = set()
         self.ever_encoded: set[str] = set()
         self.stripped: set[str] = set()
@@ -178,9 +144,8 @@ class Forward:
 
     def _gather(self, request: str, start: int, count: int, window: str) -> None:
         """GPUModelRunner._gather_mm_embeddings: every item that overlaps [start, start+count) must be there."""
-        encoder = self.engine.encoder
-        if encoder is not None and encoder.is_encoder_decoder:
-            return  # cross-attention reads what the step itself has encoded
+        if reads_across(self.engine):
+            return
         end_of_target = start + count - (1 if window == "drafter" else 0)
         for offset, length, image in self.batch.requests[request].items:
             if offset >= start + count or offset + length <= start or image in self.encoder_cache:
@@ -199,7 +164,7 @@ class Forward:
         """Copies states between places of their requests' tables."""
         self.kv.copy(
             [
-                (self.kv.state(table, move[0]), self.kv.state(table, move[1]))
+                tuple(self._states(request, table, place, place) for place in move)
                 for request, move in moves.items()
                 if move is not None
                 for table, kind in zip(self.batch.requests[request].tables, self.groups, strict=True)
@@ -245,9 +210,8 @@ class Forward:
         contents ^= np.uint64(cached.reference.salt)
         for group, (table, kind) in enumerate(zip(cached.tables, self.groups, strict=True)):
             if isinstance(kind, Mamba):
-                written = contents[-1 - drafts :]
-                places = [self.states.target(request, draft) for draft in range(drafts + 1)]
-                slots = np.concatenate([self.kv.state(table, place) for place in places])
+                written, place = contents[-1 - drafts :], self.states.target(request)
+                slots = self._states(request, table, place, place + drafts)
             else:
                 slots, written = self._slots(request, table, start, start + len(tokens)), contents
             wrong = np.flatnonzero(slots < self.kv.block_size)
@@ -259,7 +223,15 @@ class Forward:
             self.kv.write(group, slots, written)
 
     def _slots(self, request: str, table: list[int], start: int, stop: int) -> Slots:
-        slots = self.kv.slots(table, start, stop)
+        """Slots of positions [start, stop)."""
+        return self._checked(request, self.kv.slots(table, start, stop))
+
+    def _states(self, request: str, table: list[int], first: int, last: int) -> Slots:
+        """Slots of the states in places first to last of a block table."""
+        places = range(first, last + 1)
+        return self._checked(request, np.concatenate([self.kv.state(table, place) for place in places]))
+
+    def _checked(self, request: str, slots: Slots) -> Slots:
         beyond = slots[slots >= len(self.kv.contents)]
         if len(beyond):
             block = int(beyond[0]) // self.kv.block_size
@@ -291,7 +263,8 @@ class Forward:
             if not 0 <= first < start:
                 continue
             if states:
-                slots = self.kv.state(table, self.states.source(request))
+                place = self.states.source(request)
+                slots = self._states(request, table, place, place)
             else:
                 slots = self._slots(request, table, first, start)
             expected = np.array(cached.reference.contents[first:start], dtype=np.uint64)

@@ -61,8 +61,8 @@ class KvShadow:
         known = 0 <= place < len(table)
         return np.array([table[place] * self.block_size if known else -1], dtype=np.int64)
 
-    def copy(self, moves: list[tuple[Slots, Slots]]) -> None:
-        """Slots to slots, all at once; what has no source or no target is left out."""
+    def copy(self, moves: Iterable[tuple[Slots, ...]]) -> None:
+        """Slots to slots, as (source, target), all at once; what has no source or no target is left out."""
         read = [
             (target, self.contents[source].copy()) for source, target in moves if source[0] >= 0 <= target[0]
         ]

@@ -38,9 +38,10 @@ class States:
             self._accepted.pop(request, None)
 
     def place(self, request: str, computed: int, count: int) -> Move | None:
-        """Chooses where a step of `count` tokens from position `computed` on works; the copy that this takes."""
-        if not self.cached:
-            return None
+        """Chooses where a step of `count` tokens from position `computed` on works; the copy that this takes.
+
+        As `verified`, for cached states only: others have one place.
+        """
         before = self._places.get(request, (computed - 1) // self._block_size)
         now = (computed + count - 1) // self._block_size
         self._places[request] = now
@@ -52,15 +53,13 @@ class States:
         """Place of the state that the step starts from."""
         return self._places.get(request, 0) + self._accepted.get(request, 1) - 1
 
-    def target(self, request: str, draft: int = 0) -> int:
-        """Place of the state that the step leaves after so many drafts."""
-        return self._places.get(request, 0) + draft
+    def target(self, request: str) -> int:
+        """Place of the state that the step leaves, its drafts aside; those follow."""
+        return self._places.get(request, 0)
 
     def verified(self, request: str, running: int, accepted: int) -> Move | None:
         """A step has sampled `accepted` tokens; without its drafts it ended at position `running`."""
         self._accepted[request] = accepted
-        if not self.cached:
-            return None
         aligned = (running + accepted - 1) // self._block_size * self._block_size
         if aligned < running:
             return None

@@ -19,7 +19,7 @@ from harness.worker.batch_v1 import UNRESOLVED, BatchV1
 from harness.worker.forward import Forward
 from harness.worker.masks import Rows
 from harness.worker.observation import Breach
-from harness.worker.states import Move
+from harness.worker.states import Move, States
 from harness.worker.traits import Traits
 
 
@@ -29,6 +29,7 @@ class StubV1(Forward):
     def __init__(self, engine: Engine, references: Mapping[str, Reference], traits: Traits) -> None:
         super().__init__(engine, references, traits)
         self.traits = traits
+        self.states = States(engine, resumed_are_forgotten=traits.resumed_states_are_forgotten)
         self.batch: BatchV1 = BatchV1(
             references,
             async_scheduling=engine.async_scheduling,

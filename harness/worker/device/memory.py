@@ -96,8 +96,10 @@ class Backend(AttentionBackend):  # type: ignore[misc, valid-type]
         return num_blocks, num_kv_heads, block_size, 2 * head_size
 
 
-class Memory(nn.Module, AttentionLayerBase):  # type: ignore[misc]
-    """One layer's KV cache, of a group's kind."""
+class Layer(nn.Module, AttentionLayerBase):  # type: ignore[misc]
+    """What vLLM takes for a layer with a cache: it finds it by name, and asks for its spec and backend."""
+
+    backend: ClassVar[type[Backend]]
 
     def __init__(self, vllm_config: Any, number: int, group: Group) -> None:
         super().__init__()
@@ -110,10 +112,16 @@ class Memory(nn.Module, AttentionLayerBase):  # type: ignore[misc]
         vllm_config.compilation_config.static_forward_context[self.layer_name] = self
 
     def get_attn_backend(self) -> Any:
-        return Backend
+        return self.backend
 
     def get_kv_cache_spec(self, vllm_config: Any) -> Any:
         return self.spec
+
+
+class Memory(Layer):
+    """One layer's KV cache, of a group's kind."""
+
+    backend = Backend
 
     def attended_from(self, position: torch.Tensor) -> torch.Tensor:
         """`harness.groups.attended_from`, element by element: what an attention kernel masks by."""

@@ -7,19 +7,15 @@ never written does not.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import nn
 from vllm.forward_context import get_forward_context
-from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 
 from harness import compat
-from harness.model import SEED, mix
-from harness.scenario import Group
-from harness.worker.device.config import layer, spec_of
-from harness.worker.device.integers import LIMBS, from_limbs, signed, to_limbs
-from harness.worker.device.memory import AttentionBackend, AttentionMetadataBuilder, Batch
+from harness.worker.device.integers import LIMBS, from_limbs, to_limbs
+from harness.worker.device.memory import AttentionMetadataBuilder, Backend, Batch, Layer
 from harness.worker.observation import DeviceAssertion
 
 
@@ -53,26 +49,16 @@ class PlacesBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
         )
 
 
-class StateBackend(AttentionBackend):  # type: ignore[misc]
+class StateBackend(Backend):
     """What vLLM asks a Mamba layer for: the builder."""
-
-    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float32]
 
     @staticmethod
     def get_name() -> str:
         return "SCHEDFUZZ_STATE"
 
     @staticmethod
-    def get_impl_cls() -> Any:
-        raise NotImplementedError
-
-    @staticmethod
     def get_builder_cls() -> Any:
         return PlacesBuilder
-
-    @staticmethod
-    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
-        return compat.any_block_size()
 
     @staticmethod
     def get_kv_cache_shape(*_: Any, **__: Any) -> tuple[int, ...]:
@@ -80,24 +66,10 @@ class StateBackend(AttentionBackend):  # type: ignore[misc]
         raise NotImplementedError
 
 
-class State(nn.Module, AttentionLayerBase):  # type: ignore[misc]
+class State(Layer):
     """One layer's states, a page each, of which the first limbs are used."""
 
-    def __init__(self, vllm_config: Any, number: int, group: Group) -> None:
-        super().__init__()
-        self.layer_name = layer(number)
-        self.salt = signed(mix(SEED, number))
-        """As a `Memory`'s."""
-        self.group = group
-        self.spec = spec_of(vllm_config, group)
-        self.kv_cache: Any = ()
-        vllm_config.compilation_config.static_forward_context[self.layer_name] = self
-
-    def get_attn_backend(self) -> Any:
-        return StateBackend
-
-    def get_kv_cache_spec(self, vllm_config: Any) -> Any:
-        return self.spec
+    backend = StateBackend
 
     def bind_kv_cache(self, kv_cache: torch.Tensor) -> None:
         """vLLM's hook, from 0.28 on: pages of bytes, [blocks, 1, 1, bytes]. Before, vLLM sets a list of states."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from harness.groups import groups_of, has_mamba
+from harness.groups import groups_of, has_mamba, reads_across
 from harness.scenario import Full, Scenario
 
 _STAGES = "the stages of a pipeline are processes that send each other tensors, and the device's side is one process"
@@ -17,7 +17,7 @@ def cannot_run(scenario: Scenario) -> str | None:
         return "no layer of the device's network sees the whole prefix, so that it could not tell what follows it"
     if scenario.engine.pipeline_parallel_size > 1:
         return _STAGES
-    if scenario.engine.encoder is not None and scenario.engine.encoder.is_encoder_decoder:
+    if reads_across(scenario.engine):
         return "the device's network has no cross-attention"
     if has_mamba(scenario.engine) and scenario.engine.speculative is not None:
         return "the device's Mamba layer keeps no states of drafts; what moves those is Triton without a stand-in"
