@@ -13,10 +13,10 @@ from harness.worker.device.support import UNSUPPORTED
 # A release takes a process: importing it is the only way to know what it has.
 _ASK = """
 import json, logging, sys
-from harness import compat, target
+from harness import presence, target
 logging.disable(logging.CRITICAL)
 target.activate(target.resolve(sys.argv[1]))
-print(json.dumps(dict(compat.lacking())))
+print(json.dumps(dict(presence.lacking())))
 """
 
 

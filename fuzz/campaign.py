@@ -124,10 +124,10 @@ class Campaign:
         say(f"importing vLLM {settings.target.label} ...")
         began = time.monotonic()
         warm(settings.target)
-        from harness import compat
+        from harness import presence
         from harness.execute import execute
 
-        if lacking := sorted(compat.lacking().keys() & settings.features):
+        if lacking := sorted(presence.lacking().keys() & settings.features):
             say(f"this vLLM lacks, and scenarios leave out: {', '.join(lacking)}")
             self._settings = settings = replace(settings, features=settings.features - frozenset(lacking))
         execute(Scenario(format=1))

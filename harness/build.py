@@ -12,26 +12,15 @@ import functools
 import queue
 import types
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
-from harness import compat, features
+from harness import compat, features, presence
 from harness.groups import has_mamba, states_are_cached
 from harness.kv_groups import grouped
 from harness.limits import batches_in_flight, scheduler_fields
-from harness.model import EOS, STOP, Reference
 from harness.peers.events import Listener
 from harness.peers.grammar import Grammars
-from harness.scenario import (
-    Connector,
-    Engine,
-    Request,
-    Scenario,
-    image_hash,
-    lora_name,
-    prompt_length,
-    request_id,
-)
+from harness.scenario import Connector, Engine, Scenario
 from harness.verdict import HarnessError
 
 
@@ -42,7 +31,7 @@ class Rejected(Exception):
 def refuse_what_is_lacking(scenario: Scenario) -> None:
     """Raises Rejected if the scenario uses a feature that this release, or our stub of its runner, does not have."""
     for name in features.used(scenario):
-        if (missing := compat.lacking().get(name)) is not None:
+        if (missing := presence.lacking().get(name)) is not None:
             raise Rejected(f"this vLLM has no {name}: {missing}")
     engine = scenario.engine
     if engine.connector is not None and engine.model_runner == "v2":
@@ -144,37 +133,21 @@ def vllm_config(engine: Engine) -> Any:
     Raises Rejected if vLLM's own validation refuses the values. To be called, as all that makes or runs vLLM's parts,
     with the engine's `compat.model_runner`.
     """
-    from vllm.config import CacheConfig, KVEventsConfig, SchedulerConfig, VllmConfig
+    from vllm.config import CacheConfig, VllmConfig
 
-    encoder = engine.encoder
     connector: dict[str, Any] = {}  # its default is no constant in every release
     if engine.connector is not None:
         connector["kv_transfer_config"] = kv_transfer_config(engine.connector)
     try:
-        scheduler_config = compat.construct(
-            SchedulerConfig,
-            max_num_seqs=engine.max_num_seqs,
-            max_num_batched_tokens=engine.max_num_batched_tokens,
-            max_model_len=engine.max_model_len,
-            is_encoder_decoder=False,
-            is_multimodal_model=encoder is not None,
-            enable_chunked_prefill=engine.enable_chunked_prefill,
-            long_prefill_token_threshold=engine.long_prefill_token_threshold,
-            policy=engine.policy,
-            async_scheduling=engine.async_scheduling,
-            disable_chunked_mm_input=bool(encoder and encoder.disable_chunked_mm_input),
-            **scheduler_fields(engine),
-        )
-        cache_config = compat.construct(
-            CacheConfig,
-            block_size=engine.block_size,
-            enable_prefix_caching=engine.enable_prefix_caching,
-            **mamba_cache(engine),
-        )
         config = compat.construct(
             VllmConfig,
-            scheduler_config=scheduler_config,
-            cache_config=cache_config,
+            scheduler_config=_scheduler_config(engine),
+            cache_config=compat.construct(
+                CacheConfig,
+                block_size=engine.block_size,
+                enable_prefix_caching=engine.enable_prefix_caching,
+                **mamba_cache(engine),
+            ),
             parallel_config=_parallel_config(),
             device_config=_device_config(),
             **connector,
@@ -187,24 +160,49 @@ def vllm_config(engine: Engine) -> Any:
         # VllmConfig says so itself when it is made; it did not know the drafter then.
         raise Rejected(f"Model Runner V2 does not yet support: {', '.join(unsupported)}")
     config.lora_config = lora_config(engine)
-    if (
-        engine.data_parallel or engine.pipeline_parallel_size > 1
-    ):  # VllmConfig itself would ask for more devices
+    _settle(config, engine)
+    return config
+
+
+def _scheduler_config(engine: Engine) -> Any:
+    from vllm.config import SchedulerConfig
+
+    encoder = engine.encoder
+    return compat.construct(
+        SchedulerConfig,
+        max_num_seqs=engine.max_num_seqs,
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        max_model_len=engine.max_model_len,
+        is_encoder_decoder=False,
+        is_multimodal_model=encoder is not None,
+        enable_chunked_prefill=engine.enable_chunked_prefill,
+        long_prefill_token_threshold=engine.long_prefill_token_threshold,
+        policy=engine.policy,
+        async_scheduling=engine.async_scheduling,
+        disable_chunked_mm_input=bool(encoder and encoder.disable_chunked_mm_input),
+        **scheduler_fields(engine),
+    )
+
+
+def _settle(config: Any, engine: Engine) -> None:
+    """Says again what VllmConfig settles for a model, and for devices, that it does not know."""
+    from vllm.config import KVEventsConfig
+
+    if engine.data_parallel or engine.pipeline_parallel_size > 1:
         config.parallel_config = copy.copy(config.parallel_config)
         config.parallel_config.data_parallel_size = 1 + engine.data_parallel
         config.parallel_config.pipeline_parallel_size = engine.pipeline_parallel_size
-    # VllmConfig without a model settles these for a model that it does not know; say them again.
+    encoder = engine.encoder
     config.scheduler_config.async_scheduling = engine.async_scheduling
     config.scheduler_config.enable_chunked_prefill = engine.enable_chunked_prefill
     config.scheduler_config.disable_chunked_mm_input = bool(encoder and encoder.disable_chunked_mm_input)
+    config.scheduler_config.disable_hybrid_kv_cache_manager = False  # as on a GPU
     config.cache_config.enable_prefix_caching = engine.enable_prefix_caching
     config.cache_config.block_size = engine.block_size
     config.cache_config.num_gpu_blocks = engine.num_gpu_blocks
     if engine.enable_kv_cache_events:
         config.kv_events_config = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
-    config.scheduler_config.disable_hybrid_kv_cache_manager = False  # as on a GPU
     compat.fix_kv_cache_layout(config.cache_config)
-    return config
 
 
 def kv_transfer_config(connector: Connector) -> Any:
@@ -243,7 +241,6 @@ def _groups(engine: Engine) -> tuple[Any, ...]:
 
 def engine_core(engine: Engine, executor: Any, grammars: Grammars | None = None) -> Any:
     """An EngineCoreProc whose scheduler is real and whose executor is `executor`. Raises Rejected as `vllm_config`."""
-    from vllm.v1.core import encoder_cache_manager
     from vllm.v1.engine.core import EngineCoreProc
 
     config = vllm_config(engine)
@@ -267,13 +264,7 @@ def engine_core(engine: Engine, executor: Any, grammars: Grammars | None = None)
         hash_block_size=hash_block_size,
         log_stats=False,
     )
-    if engine.encoder is not None:
-        core.scheduler.is_encoder_decoder = engine.encoder.is_encoder_decoder
-        manager = "EncoderDecoderCacheManager" if engine.encoder.is_encoder_decoder else "EncoderCacheManager"
-        core.scheduler.encoder_cache_manager = getattr(encoder_cache_manager, manager)(
-            cache_size=engine.encoder.encoder_cache_size
-        )
-        core.scheduler.max_num_encoder_input_tokens = engine.encoder.max_num_encoder_input_tokens
+    _fit_encoder(core.scheduler, engine)
     if engine.enable_kv_cache_events:
         core.scheduler.kv_event_publisher = Listener()
     hashes = engine.enable_prefix_caching or engine.connector is not None
@@ -302,100 +293,23 @@ def engine_core(engine: Engine, executor: Any, grammars: Grammars | None = None)
     return core
 
 
+def _fit_encoder(scheduler: Any, engine: Engine) -> None:
+    """What the scheduler's constructor takes from the multimodal budget."""
+    from vllm.v1.core import encoder_cache_manager
+
+    encoder = engine.encoder
+    if encoder is None:
+        return
+    scheduler.is_encoder_decoder = encoder.is_encoder_decoder
+    manager = "EncoderDecoderCacheManager" if encoder.is_encoder_decoder else "EncoderCacheManager"
+    make = getattr(encoder_cache_manager, manager)
+    scheduler.encoder_cache_manager = make(cache_size=encoder.encoder_cache_size)
+    scheduler.max_num_encoder_input_tokens = encoder.max_num_encoder_input_tokens
+
+
 def _abort_in_order(core: Any, request_ids: list[str]) -> None:
     """One call a request. Those of one call are freed in the order of a set of strings, which is another one in every
     process; this is one of its orders. (A pause that aborts takes all requests at once, in order.)
     """
     for request in request_ids:
         type(core).abort_requests(core, [request])
-
-
-def request(
-    scenario: Scenario,
-    index: int,
-    reference: Reference,
-    arrival: float,
-    hasher: Any,
-    item_data: Callable[[int, int], Any],
-) -> Any:
-    """Request `index` as vLLM's front end would hand it to the scheduler; `arrival` is in iterations.
-
-    `item_data` gives what a multimodal item of an identity and a length carries for the worker.
-    """
-    from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
-
-    features = [
-        compat.construct(
-            MultiModalFeatureSpec,
-            data=item_data(identity, length),
-            modality="image",
-            identifier=image_hash(identity),
-            mm_hash=image_hash(identity),
-            mm_position=PlaceholderRange(offset=offset, length=length),
-        )
-        for offset, length, identity in reference.items
-    ]
-    tokens = reference.tokens[: reference.prompt_length]
-    resumable = reference.request.chunks is not None
-    return _request(index, reference.request, tokens, arrival, hasher, features or None, resumable)
-
-
-def update(scenario: Scenario, index: int, turn: Reference | None, arrival: float, hasher: Any) -> Any:
-    """The next input of session `index`, whose turn it makes; with None, the end of its inputs, of which vLLM's front
-    end says so with a token that nobody computes.
-    """
-    if turn is None:
-        return _request(index, scenario.requests[index], [0], arrival, hasher, None, resumable=False)
-    start = turn.prompt_length - prompt_length(turn.request, ())
-    tokens = turn.tokens[start : turn.prompt_length]
-    return _request(index, turn.request, tokens, arrival, hasher, None, resumable=True)
-
-
-def _request(
-    index: int, spec: Request, tokens: list[int], arrival: float, hasher: Any, features: Any, resumable: bool
-) -> Any:
-    """vLLM's Request, with what it inherits from the scenario's."""
-    from vllm.sampling_params import SamplingParams
-    from vllm.v1.request import Request as VllmRequest
-
-    params = SamplingParams(
-        temperature=0.0,
-        max_tokens=spec.max_tokens,
-        structured_outputs=_structured_outputs(index) if spec.grammar is not None else None,
-        min_tokens=spec.min_tokens,
-        ignore_eos=spec.ignore_eos,
-        stop_token_ids=[STOP],
-        skip_reading_prefix_cache=spec.skip_reading_prefix_cache or None,
-    )
-    extra = compat.set_eos(params, None if spec.ignore_eos else EOS)
-    if resumable:
-        extra["resumable"] = True
-    return VllmRequest(
-        request_id=request_id(index),
-        prompt_token_ids=tokens,
-        sampling_params=params,
-        pooling_params=None,
-        arrival_time=arrival,
-        mm_features=features,
-        priority=spec.priority,
-        cache_salt=f"salt-{spec.cache_salt}" if spec.cache_salt else None,
-        lora_request=_lora_request(spec.lora),
-        block_hasher=hasher,
-        **extra,
-    )
-
-
-def _lora_request(adapter: int) -> Any:
-    from vllm.lora.request import LoRARequest
-
-    name = lora_name(adapter)
-    return LoRARequest(lora_name=name, lora_int_id=adapter, lora_path=name) if adapter else None
-
-
-def _structured_outputs(index: int) -> Any:
-    """What the front end leaves behind of a grammar; ours is a request's name (`harness.peers.grammar`)."""
-    from vllm.sampling_params import StructuredOutputsParams
-
-    params = StructuredOutputsParams(grammar=request_id(index))
-    params._backend = "xgrammar"
-    return params

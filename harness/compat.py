@@ -11,23 +11,12 @@ import importlib
 import importlib.util
 import inspect
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from harness.runner_source import runner_traits as runner_traits
 from harness.runner_source import runner_traits_v2 as runner_traits_v2
-from harness.runner_source import worker_source
-
-
-def _engine_core_has(name: str) -> bool:
-    return hasattr(optional("vllm.v1.engine.core", "EngineCore"), name)
-
-
-def _has_load_failure_policy() -> bool:
-    from vllm.config import KVTransferConfig
-
-    return "kv_load_failure_policy" in accepts(KVTransferConfig)
 
 
 @functools.cache
@@ -36,89 +25,6 @@ def loads_are_whole_blocks() -> bool:
     from vllm.v1.core.sched.scheduler import Scheduler
 
     return "block_ids" in Scheduler._update_waiting_for_remote_kv.__code__.co_varnames
-
-
-def _scheduler_has(field: str) -> tuple[Callable[[], bool], str]:
-    """An optional feature that is a field of SchedulerConfig."""
-
-    def present() -> bool:
-        from vllm.config import SchedulerConfig
-
-        return field in {one.name for one in dataclasses.fields(SchedulerConfig)}
-
-    return present, f"SchedulerConfig.{field}"
-
-
-def _drafts_by_batch_size() -> bool:
-    from vllm.config import SpeculativeConfig
-
-    return _DYNAMIC in {one.name for one in dataclasses.fields(SpeculativeConfig)}
-
-
-_DYNAMIC = "num_speculative_tokens_per_batch_size"
-_PRESENT: Mapping[str, tuple[Callable[[], bool], str]] = {
-    "groups": (
-        lambda: _any_mixture_of_groups(),
-        "its HybridKVCacheCoordinator takes full attention and one other kind only",
-    ),
-    "encoder_decoder": (
-        lambda: optional("vllm.v1.core.encoder_cache_manager", "EncoderDecoderCacheManager") is not None,
-        "EncoderDecoderCacheManager (from 0.13)",
-    ),
-    "mamba_cache": (
-        lambda: optional("vllm.v1.worker.mamba_utils", "preprocess_mamba") is not None,
-        'its Mamba states cannot be cached at the ends of blocks (mamba_cache_mode="align")',
-    ),
-    "pause": (
-        lambda: hasattr(optional("vllm.v1.core.sched.scheduler", "Scheduler"), "set_pause_state"),
-        "Scheduler.set_pause_state (from 0.17)",
-    ),
-    "encoder_reset": (
-        lambda: _engine_core_has("reset_encoder_cache"),
-        "EngineCore.reset_encoder_cache (from 0.16)",
-    ),
-    "load_failure_policy": (_has_load_failure_policy, "KVTransferConfig has no kv_load_failure_policy"),
-    "hybrid_connector": (
-        lambda: not loads_are_whole_blocks(),
-        "the scheduler takes a connector's asynchronous load for one of a single KV cache group",
-    ),
-    "streaming": (
-        lambda: hasattr(optional("vllm.v1.request", "RequestStatus"), "WAITING_FOR_STREAMING_REQ"),
-        "RequestStatus.WAITING_FOR_STREAMING_REQ (from 0.15)",
-    ),
-    "hybrid_failed_load": (
-        lambda: not _refuses_failed_blocks_of_groups(),
-        "the scheduler says that blocks of a failed load cannot be told with several KV cache groups",
-    ),
-    "v2_runner": (
-        lambda: _has_v2_runner(),
-        "its V2 model runner, if it has one, does not run on a CPU, so that no stub of it was ever proven",
-    ),
-    "v2_ngram": (
-        lambda: worker_source("gpu/spec_decode/ngram/speculator.py").is_file(),
-        "its V2 model runner has no n-gram search",
-    ),
-    "active_seqs": _scheduler_has("max_num_active_seqs"),
-    "adaptive_prefill": _scheduler_has("long_prefill_token_threshold_adaptive"),
-    "unreserved_isl": _scheduler_has("scheduler_reserve_full_isl"),
-    "watermark": _scheduler_has("watermark"),
-    "prefill_interval": _scheduler_has("prefill_schedule_interval"),
-    "dynamic_spec": (_drafts_by_batch_size, f"SpeculativeConfig.{_DYNAMIC} (from 0.24)"),
-}
-"""Optional features (harness.features) by name: whether the loaded vLLM has it, and what it must have for that."""
-
-
-def _refuses_failed_blocks_of_groups() -> bool:
-    """From 0.31 on."""
-    scheduler = optional("vllm.v1.core.sched.scheduler", "Scheduler")
-    names = scheduler._handle_invalid_blocks.__code__.co_names
-    return "kv_cache_groups" in names and "RuntimeError" in names
-
-
-@functools.cache
-def lacking() -> Mapping[str, str]:
-    """Optional features that this release lacks, each with what is missing in words."""
-    return {name: missing for name, (present, missing) in _PRESENT.items() if not present()}
 
 
 def construct(cls: Callable[..., Any], **kwargs: Any) -> Any:
@@ -210,9 +116,14 @@ def grammars_go_with_async_drafts() -> bool:
     return hasattr(Scheduler, "update_draft_token_ids_in_output")
 
 
+DYNAMIC_DRAFTS = "num_speculative_tokens_per_batch_size"
+
+
 def dynamic_drafts(schedule: tuple[int, ...]) -> dict[str, Any]:
     """SpeculativeConfig's schedule of draft lengths, if there is one: (first, last, drafts) for steps' sizes."""
-    return {_DYNAMIC: [(size, size, count) for size, count in enumerate(schedule, 1)]} if schedule else {}
+    return (
+        {DYNAMIC_DRAFTS: [(size, size, count) for size, count in enumerate(schedule, 1)]} if schedule else {}
+    )
 
 
 def pace_prefills_as_a_rank(core: Any) -> None:
@@ -304,13 +215,6 @@ def fix_kv_cache_layout(cache_config: Any) -> None:
         cache_config.kv_cache_layout = "LBHNC"
 
 
-def _any_mixture_of_groups() -> bool:
-    """From 0.14 on the coordinator sorts groups into any number of `attention_groups`."""
-    coordinator = optional("vllm.v1.core.kv_cache_coordinator", "HybridKVCacheCoordinator")
-    verify = getattr(coordinator, "verify_and_split_kv_cache_groups", None)
-    return verify is not None and "attention_groups" in verify.__code__.co_names
-
-
 def kv_cache_groups(vllm_config: Any, layers: dict[str, Any]) -> list[Any]:
     """vLLM's groups of a model's layers (spec by name). From 0.33 on what marks the drafter's group is not part of
     the grouping; releases before it know a drafter's layer by its look only, if at all, and then let all groups drop.
@@ -353,13 +257,6 @@ def mtp_drafts_from_target_state() -> bool:
         return False
     text = " ".join(Path(eagle.origin).read_text(encoding="utf-8").split())
     return 'if self.method == "mtp": hidden_states = self.hidden_states[' in text
-
-
-def _has_v2_runner() -> bool:
-    """Whether a configuration can have the V2 model runner (from 0.22), with parts for CPUs (from 0.23)."""
-    from vllm.config import VllmConfig
-
-    return hasattr(VllmConfig, "use_v2_model_runner") and worker_source("cpu/buffer_utils.py").is_file()
 
 
 def v2_unsupported(vllm_config: Any) -> list[str]:

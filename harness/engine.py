@@ -8,7 +8,7 @@ With `interleaving="free"` the same calls are made in orders that the contract a
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from harness import build, record
+from harness import build, record, submission
 from harness.control import Operator
 from harness.executor import Executor
 from harness.interleaving import FreeLoop
@@ -194,7 +194,7 @@ class Run:
         life = self.world.begin(request)
         # Arrival order decides ties; two arrivals in one iteration differ by their place in the timeline.
         arrival = float(self._next_event)
-        submitted = build.request(
+        submitted = submission.request(
             self.scenario,
             event.request,
             self.world.references[request],
@@ -216,7 +216,7 @@ class Run:
             return
         closes = isinstance(event, Close)
         self.trace.add(Occurred(self.world.iteration, "close" if closes else "continue", life.request))
-        update = build.update(
+        update = submission.update(
             self.scenario,
             event.request,
             None if closes else session.turns[session.sent],

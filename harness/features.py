@@ -1,6 +1,6 @@
 """Features of the scenario language that not every release has: how to see that a scenario uses one. Pure.
 
-What a release lacks is `harness.compat.lacking`'s to say. A scenario that uses something that the target lacks is
+What a release lacks is `harness.presence.lacking`'s to say. A scenario that uses something that the target lacks is
 rejected, with the reason; generators leave it out.
 """
 

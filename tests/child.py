@@ -10,7 +10,7 @@ import dataclasses
 import json
 import sys
 
-from harness import compat, target
+from harness import compat, presence, target
 from harness.codec import decode
 from harness.execute import execute
 
@@ -24,8 +24,10 @@ def main() -> None:
     release = {
         "version": vllm.__version__,
         "traits": dataclasses.asdict(compat.runner_traits()),
-        "lacking": dict(compat.lacking()),
-        "traits_v2": {} if "v2_runner" in compat.lacking() else dataclasses.asdict(compat.runner_traits_v2()),
+        "lacking": dict(presence.lacking()),
+        "traits_v2": {}
+        if "v2_runner" in presence.lacking()
+        else dataclasses.asdict(compat.runner_traits_v2()),
     }
     print(json.dumps(release), file=answers)
     for line in sys.stdin.buffer:

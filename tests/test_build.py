@@ -6,7 +6,7 @@ from operator import attrgetter
 import pytest
 from msgspec.structs import replace
 
-from harness import build, compat, features
+from harness import build, compat, features, presence, submission
 from harness.execute import execute
 from harness.model import EOS, STOP, Reference
 from harness.scenario import Encoder, Engine, Speculative
@@ -21,7 +21,7 @@ def test_no_generated_scenario_is_refused():
     """Legal means: vLLM's own validation lets it through."""
     refused = {}
     for seed, scenario in enumerate(generated(500)):
-        if compat.lacking().keys() & features.used(scenario):
+        if presence.lacking().keys() & features.used(scenario):
             continue
         try:
             with compat.model_runner(scenario.engine.model_runner):
@@ -111,7 +111,7 @@ def test_a_request_is_what_the_front_end_would_submit():
     def data(identity: int, length: int) -> str:
         return f"{length} embeddings of image {identity}"
 
-    request = build.request(scenario, 0, reference, 3.0, None, data)
+    request = submission.request(scenario, 0, reference, 3.0, None, data)
     assert (request.request_id, request.arrival_time) == ("r0", 3.0)
     assert list(request.prompt_token_ids) == reference.tokens[: reference.prompt_length]
     places = [(f.mm_position.offset, f.mm_position.length, f.identifier) for f in request.mm_features]
@@ -123,7 +123,7 @@ def test_a_request_is_what_the_front_end_would_submit():
 def test_a_request_has_its_adapter():
     scenario = LEGAL["lora"]
     adapters = [
-        build.request(scenario, index, Reference(scenario, index), 0.0, None, lambda *_: {}).lora_request
+        submission.request(scenario, index, Reference(scenario, index), 0.0, None, lambda *_: {}).lora_request
         for index in range(3)
     ]
     assert adapters[0] is None
@@ -139,14 +139,14 @@ def test_a_request_stops_where_its_parameters_say(ignore_eos):
     stopping = LEGAL["stop"]
     requests = (replace(stopping.requests[0], ignore_eos=ignore_eos), *stopping.requests[1:])
     scenario = replace(stopping, requests=requests)
-    params = build.request(scenario, 0, Reference(scenario, 0), 0.0, None, lambda *_: {}).sampling_params
+    params = submission.request(scenario, 0, Reference(scenario, 0), 0.0, None, lambda *_: {}).sampling_params
     assert STOP in params.stop_token_ids
     assert (params.eos_token_id == EOS) is not ignore_eos
 
 
 def test_a_structured_request_waits_for_its_grammar():
     scenario = LEGAL["grammar"]
-    request = build.request(scenario, 0, Reference(scenario, 0), 0.0, None, lambda *_: {})
+    request = submission.request(scenario, 0, Reference(scenario, 0), 0.0, None, lambda *_: {})
     assert request.use_structured_output
     assert request.structured_output_request.structured_output_key[1] == "r0"
     assert "GRAMMAR" in request.status.name or "FSM" in request.status.name
@@ -170,7 +170,7 @@ def surroundings():
 
 @pytest.fixture
 def v2(vllm):
-    if (missing := compat.lacking().get("v2_runner")) is not None:
+    if (missing := presence.lacking().get("v2_runner")) is not None:
         pytest.skip(f"vLLM {vllm}: {missing}")
 
 

@@ -82,7 +82,7 @@ def fidelity(
     from fuzz.campaign import warm
     from fuzz.fidelity import Faithfulness, measure, tell
     from fuzz.restrict import parse_features
-    from harness import compat
+    from harness import presence
     from harness.target import Platform, resolve
 
     try:
@@ -91,7 +91,7 @@ def fidelity(
         raise BadInput(f"--features: {error}") from None
     target = resolve(vllm, complain)
     warm(target, Platform(device))
-    chosen -= compat.lacking().keys()
+    chosen -= presence.lacking().keys()
     report = measure(Faithfulness(target.version, device.value, seed), executions, chosen, out)
     if json:
         console.json(report)

@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from harness import compat, features
+from harness import features, presence
 from harness.execute import Result, execute
 from harness.scenario import Abort, Arrive, Pause, Request, Scenario
 from harness.sessions import turns
@@ -106,7 +106,7 @@ def test_stub_and_runner_agree(name: str) -> None:
 def test_stub_and_v2_runner_agree(name: str) -> None:
     """Rows of its results come in another order, so that traces differ in that."""
     scenario = LEGAL_V2[name]
-    if lacks := compat.lacking().keys() & features.used(scenario):
+    if lacks := presence.lacking().keys() & features.used(scenario):
         pytest.skip(f"this vLLM lacks {lacks}")
     result, stub = execute(scenario, worker=Kind.TANDEM), execute(scenario)
     assert {violation.level for violation in result.violations} <= {Level.HAZARD}

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from fuzz.edits import with_runner
-from harness import compat
+from harness import presence
 from harness.execute import execute
 from harness.oracles import Oracle
 from harness.oracles.block_pool import BlockAccounting
@@ -156,7 +156,7 @@ UNNOTICED = {
 
 @pytest.fixture(autouse=True)
 def v2(vllm: str) -> None:
-    if (missing := compat.lacking().get("v2_runner")) is not None:
+    if (missing := presence.lacking().get("v2_runner")) is not None:
         pytest.skip(f"vLLM {vllm}: {missing}")
 
 

@@ -1,0 +1,114 @@
+"""Which optional features (`harness.features`) the loaded vLLM has, detected from its code as in `compat`."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+
+from harness.compat import DYNAMIC_DRAFTS, accepts, loads_are_whole_blocks, optional
+from harness.runner_source import worker_source
+
+
+def _engine_core_has(name: str) -> bool:
+    return hasattr(optional("vllm.v1.engine.core", "EngineCore"), name)
+
+
+def _has_load_failure_policy() -> bool:
+    from vllm.config import KVTransferConfig
+
+    return "kv_load_failure_policy" in accepts(KVTransferConfig)
+
+
+def _scheduler_has(field: str) -> tuple[Callable[[], bool], str]:
+    """An optional feature that is a field of SchedulerConfig."""
+
+    def present() -> bool:
+        from vllm.config import SchedulerConfig
+
+        return field in {one.name for one in dataclasses.fields(SchedulerConfig)}
+
+    return present, f"SchedulerConfig.{field}"
+
+
+def _drafts_by_batch_size() -> bool:
+    from vllm.config import SpeculativeConfig
+
+    return DYNAMIC_DRAFTS in {one.name for one in dataclasses.fields(SpeculativeConfig)}
+
+
+_PRESENT: Mapping[str, tuple[Callable[[], bool], str]] = {
+    "groups": (
+        lambda: _any_mixture_of_groups(),
+        "its HybridKVCacheCoordinator takes full attention and one other kind only",
+    ),
+    "encoder_decoder": (
+        lambda: optional("vllm.v1.core.encoder_cache_manager", "EncoderDecoderCacheManager") is not None,
+        "EncoderDecoderCacheManager (from 0.13)",
+    ),
+    "mamba_cache": (
+        lambda: optional("vllm.v1.worker.mamba_utils", "preprocess_mamba") is not None,
+        'its Mamba states cannot be cached at the ends of blocks (mamba_cache_mode="align")',
+    ),
+    "pause": (
+        lambda: hasattr(optional("vllm.v1.core.sched.scheduler", "Scheduler"), "set_pause_state"),
+        "Scheduler.set_pause_state (from 0.17)",
+    ),
+    "encoder_reset": (
+        lambda: _engine_core_has("reset_encoder_cache"),
+        "EngineCore.reset_encoder_cache (from 0.16)",
+    ),
+    "load_failure_policy": (_has_load_failure_policy, "KVTransferConfig has no kv_load_failure_policy"),
+    "hybrid_connector": (
+        lambda: not loads_are_whole_blocks(),
+        "the scheduler takes a connector's asynchronous load for one of a single KV cache group",
+    ),
+    "streaming": (
+        lambda: hasattr(optional("vllm.v1.request", "RequestStatus"), "WAITING_FOR_STREAMING_REQ"),
+        "RequestStatus.WAITING_FOR_STREAMING_REQ (from 0.15)",
+    ),
+    "hybrid_failed_load": (
+        lambda: not _refuses_failed_blocks_of_groups(),
+        "the scheduler says that blocks of a failed load cannot be told with several KV cache groups",
+    ),
+    "v2_runner": (
+        lambda: _has_v2_runner(),
+        "its V2 model runner, if it has one, does not run on a CPU, so that no stub of it was ever proven",
+    ),
+    "v2_ngram": (
+        lambda: worker_source("gpu/spec_decode/ngram/speculator.py").is_file(),
+        "its V2 model runner has no n-gram search",
+    ),
+    "active_seqs": _scheduler_has("max_num_active_seqs"),
+    "adaptive_prefill": _scheduler_has("long_prefill_token_threshold_adaptive"),
+    "unreserved_isl": _scheduler_has("scheduler_reserve_full_isl"),
+    "watermark": _scheduler_has("watermark"),
+    "prefill_interval": _scheduler_has("prefill_schedule_interval"),
+    "dynamic_spec": (_drafts_by_batch_size, f"SpeculativeConfig.{DYNAMIC_DRAFTS} (from 0.24)"),
+}
+"""Optional features (harness.features) by name: whether the loaded vLLM has it, and what it must have for that."""
+
+
+def _refuses_failed_blocks_of_groups() -> bool:
+    """From 0.31 on."""
+    scheduler = optional("vllm.v1.core.sched.scheduler", "Scheduler")
+    names = scheduler._handle_invalid_blocks.__code__.co_names
+    return "kv_cache_groups" in names and "RuntimeError" in names
+
+
+@functools.cache
+def lacking() -> Mapping[str, str]:
+    """Optional features that this release lacks, each with what is missing in words."""
+    return {name: missing for name, (present, missing) in _PRESENT.items() if not present()}
+
+
+def _any_mixture_of_groups() -> bool:
+    """From 0.14 on the coordinator sorts groups into any number of `attention_groups`."""
+    coordinator = optional("vllm.v1.core.kv_cache_coordinator", "HybridKVCacheCoordinator")
+    verify = getattr(coordinator, "verify_and_split_kv_cache_groups", None)
+    return verify is not None and "attention_groups" in verify.__code__.co_names
+
+
+def _has_v2_runner() -> bool:
+    """Whether a configuration can have the V2 model runner (from 0.22), with parts for CPUs (from 0.23)."""
+    from vllm.config import VllmConfig
+
+    return hasattr(VllmConfig, "use_v2_model_runner") and worker_source("cpu/buffer_utils.py").is_file()
