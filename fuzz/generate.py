@@ -20,8 +20,8 @@ from fuzz.restrict import restrict as restrict
 from fuzz.restrict import without_pressure
 from fuzz.swarm import Weights, chance, draw_weights
 from fuzz.timelines import new_timeline
-from harness.groups import canonical_groups, groups_of
-from harness.repair import blocks_needed, repair
+from harness.groups import blocks_needed, canonical_groups, groups_of
+from harness.repair import repair
 from harness.scenario import (
     MAX_MODEL_LEN,
     Chunked,

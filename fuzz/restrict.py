@@ -7,8 +7,8 @@ from msgspec.structs import replace
 from fuzz import limits
 from fuzz.edits import without_events
 from harness.features import uses_v2_ngram
-from harness.groups import has_mamba, is_hybrid
-from harness.repair import blocks_needed, repair
+from harness.groups import blocks_needed, has_mamba, is_hybrid
+from harness.repair import repair
 from harness.scenario import (
     MAX_MODEL_LEN,
     Abort,

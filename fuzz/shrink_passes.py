@@ -21,7 +21,8 @@ from fuzz.edits import (
     without_requests,
 )
 from fuzz.generate import chunk_length
-from harness.repair import blocks_needed, repair
+from harness.groups import blocks_needed
+from harness.repair import repair
 from harness.scenario import (
     Abort,
     Arrive,

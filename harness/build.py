@@ -4,7 +4,7 @@ What is replaced, and why: the model configuration (the real one inspects a mode
 checkpoint), the checks of SpeculativeConfig (they load a draft model) and the multimodal budget (it runs a processor);
 the two encoder limits that the budget would compute are set from the scenario. What compiles grammars is scripted
 (`harness.peers.grammar`). `EngineCoreProc` is made without its constructor, which starts workers, threads and sockets
-and profiles memory; every attribute that its loop reads is set as the constructor of 0.19-0.33 sets it.
+and profiles memory; every attribute that its loop reads is set as the constructors of 0.12 to 0.33 set it.
 """
 
 import copy
@@ -154,6 +154,8 @@ def vllm_config(engine: Engine) -> Any:
         )
     except (ValueError, AssertionError, NotImplementedError) as error:
         raise Rejected(" ".join(str(error).split())[:400]) from error
+    if getattr(config, "use_v2_model_runner", False) != (engine.model_runner == "v2"):
+        raise HarnessError("made without the engine's compat.model_runner")
     config.model_config = ModelStandIn(engine.max_model_len)
     config.speculative_config = _speculative_config(engine)
     if engine.model_runner == "v2" and (unsupported := compat.v2_unsupported(config)):
@@ -225,7 +227,14 @@ def kv_cache_config(engine: Engine) -> Any:
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
     # Grouping takes as long as a short execution, and reads little of an engine: the cache holds it by that.
-    named = ["max_model_len", "block_size", "sliding_window", "kv_cache_groups", "speculative"]
+    named = [
+        "max_model_len",
+        "block_size",
+        "sliding_window",
+        "kv_cache_groups",
+        "speculative",
+        "model_runner",
+    ]
     if has_mamba(engine):
         named.append("enable_prefix_caching")
     groups = [
@@ -244,8 +253,6 @@ def engine_core(engine: Engine, executor: Any, grammars: Grammars | None = None)
     from vllm.v1.engine.core import EngineCoreProc
 
     config = vllm_config(engine)
-    if getattr(config, "use_v2_model_runner", False) != (engine.model_runner == "v2"):
-        raise HarnessError("made without the engine's compat.model_runner")
     caches = kv_cache_config(engine)
     block_size, hash_block_size = compat.block_sizes(caches, config)
     if hasattr(caches, "hash_block_size"):

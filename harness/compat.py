@@ -70,7 +70,9 @@ def optional(module: str, name: str) -> Any:
     """`module.name`, or None where this release lacks either."""
     try:
         return getattr(importlib.import_module(module), name, None)
-    except ModuleNotFoundError:
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # the module is there, and lacks something itself
         return None
 
 
@@ -142,6 +144,11 @@ def schedule(core: Any) -> Any:
     return core.scheduler.schedule()
 
 
+def deferred_frees(scheduler: Any) -> list[Any]:
+    """Lists of blocks that nobody holds and that steps in flight may still write; from 0.24."""
+    return [blocks for _, blocks in getattr(scheduler, "deferred_frees", ())]
+
+
 def process_aborts(core: Any) -> None:
     """Takes the aborts that arrived during a step; the loop up to 0.12 leaves them to the next input queue."""
     if hasattr(core, "_process_aborts_queue"):
@@ -150,7 +157,7 @@ def process_aborts(core: Any) -> None:
 
 @functools.cache
 def lone_request_has_no_threshold() -> bool:
-    """Whether `long_prefill_token_threshold` is ignored while there is one request only; so from 0.33."""
+    """Whether `long_prefill_token_threshold` is ignored while there is one request only; so from 0.31."""
     from vllm.v1.core.sched.scheduler import Scheduler
 
     return "num_eligible_reqs" in Scheduler.schedule.__code__.co_varnames

@@ -15,7 +15,6 @@ from harness.interleaving import FreeLoop
 from harness.model import Reference
 from harness.oracles import ALL, Oracle
 from harness.oracles.exceptions import Exceptions
-from harness.oracles.progress import Progress
 from harness.peers.grammar import Grammars
 from harness.scenario import DEFAULT_DELAY, Abort, Arrive, Close, Continue, Scenario, request_id
 from harness.sessions import turns
@@ -130,9 +129,7 @@ class Run:
         """Whether anything is left to do; jumps over time in which nothing can happen."""
         timeline = self.scenario.timeline
         over = self._next_event >= len(timeline)
-        for oracle in self.oracles:
-            if isinstance(oracle, Progress):
-                oracle.quiet = over and not self.grammars.pending
+        self.world.quiet = over and not self.grammars.pending
         if self._busy() or self.world.aborting:
             return True
         self.operator.notify_idle()
@@ -323,10 +320,8 @@ class Run:
             self.world.external.told(flight.transfers)
         delivered = [output for client in (outputs or {}).values() for output in client.outputs]
         # vLLM ends requests whose grammars fail in the order of a set, which is another one in every process.
-        arrivals = list(self.world.lives)
-        delivered.sort(
-            key=lambda output: arrivals.index(output.request_id) if output.request_id in arrivals else -1
-        )
+        ranks = {request: rank for rank, request in enumerate(self.world.lives)}
+        delivered.sort(key=lambda output: ranks.get(output.request_id, -1))
         for output in delivered:
             life = self.world.lives.get(output.request_id)
             if life is not None and life.live:
@@ -355,6 +350,8 @@ class Run:
     def _each(self, event: str, *arguments: Any) -> None:
         for listener in self._listeners[event]:
             listener(*arguments)
+            if self._fatal:
+                return  # what others would say of the same moment is consequence
 
     def _heard(self, violation: Violation) -> None:
         if violation.fingerprint not in self.violations:

@@ -45,8 +45,6 @@ class _Future:
 class Executor:
     """The executor seam: what EngineCore calls in place of a process with a model."""
 
-    max_concurrent_batches = 2
-
     def __init__(self, run: Dispatcher) -> None:
         self._run = run
         self._pending: Flight | None = None
@@ -79,7 +77,7 @@ class Executor:
         self._run.worker.reset_encoder_cache()
 
     def collective_rpc(self, method: str) -> list[Any]:
-        """A pause waits for the device before it completes (from 0.30); here its results have been taken."""
+        """A pause waits for the device before it completes (from 0.29); here its results have been taken."""
         if method != "synchronize_device":
             raise HarnessError(f"EngineCore calls {method} on its workers, which no worker here answers")
         return [None]

@@ -31,6 +31,14 @@ def blocks_per_sequence(group: Group, engine: Engine) -> int:
     return -(-engine.max_model_len // tokens_per_block(group, engine))
 
 
+def blocks_needed(engine: Engine) -> int:
+    """Blocks that one request of `max_model_len` tokens can hold, over all groups, plus vLLM's null block.
+
+    vLLM refuses to start with a pool that cannot hold one full request (`check_enough_kv_cache_memory`).
+    """
+    return 1 + sum(blocks_per_sequence(group, engine) for group in groups_of(engine))
+
+
 def attended_from(group: Group, position: int) -> int:
     """First position that a query at `position` attends to; everything from there on must be in the group's blocks.
 

@@ -29,11 +29,14 @@ def watermark_blocks(engine: Engine) -> int:
     return int(watermark(engine) * engine.num_gpu_blocks)
 
 
-def longest_prefill(engine: Engine, live: int) -> int:
+def longest_prefill(engine: Engine, live: int, *, lone_is_free: bool) -> int:
     """Most tokens that one of `live` requests gets in a step by `long_prefill_token_threshold`, or 0 for any number.
 
-    The adaptive threshold is never below a fair share of the step.
+    The adaptive threshold is never below a fair share of the step. Whether a lone request is free of the threshold
+    depends on the release (`harness.compat.lone_request_has_no_threshold`).
     """
+    if live <= 1 and lone_is_free:
+        return 0
     threshold = engine.long_prefill_token_threshold
     if threshold and engine.long_prefill_token_threshold_adaptive:
         return max(threshold, engine.max_num_batched_tokens // max(1, live))

@@ -90,6 +90,8 @@ class Reference:
         """Fingerprint at each position."""
         self._state = 2 * adapter_value(request.lora) & _MASK
         self._forget_drafts()
+        self._expected: tuple[list[int], str] | None = None
+        """What `expected_output` has found."""
         for part in request.prompt:
             if isinstance(part, Image):
                 length = scenario.images[part.identity]
@@ -113,6 +115,7 @@ class Reference:
         turn.tokens, turn.contents = self.tokens[:kept], self.contents[:kept]
         turn._state = self.contents[kept - 1]
         turn._forget_drafts()
+        turn._expected = None
         said = {name: getattr(chunk, name) for name in Chunk.__struct_fields__}
         min_tokens = min(self.request.min_tokens, chunk.max_tokens)
         turn.request = replace(self.request, min_tokens=min_tokens, **said)
@@ -196,6 +199,11 @@ class Reference:
         """The tokens that the client must receive, and the finish reason in vLLM's words: `stop`, `length`, or `error`
         for a request whose grammar cannot be compiled.
         """
+        if self._expected is None:
+            self._expected = self._expect()
+        return self._expected
+
+    def _expect(self) -> tuple[list[int], str]:
         request = self.request
         if request.grammar is not None and request.grammar.fails:
             return [], "error"

@@ -1,43 +1,47 @@
 """Which optional features (`harness.features`) the loaded vLLM has, detected from its code as in `compat`."""
 
-import dataclasses
 import functools
+import importlib
 from collections.abc import Callable, Mapping
 
 from harness.compat import DYNAMIC_DRAFTS, accepts, loads_are_whole_blocks, optional
 from harness.runner_source import worker_source
 
 
-def _engine_core_has(name: str) -> bool:
-    return hasattr(optional("vllm.v1.engine.core", "EngineCore"), name)
-
-
-def _has_load_failure_policy() -> bool:
-    from vllm.config import KVTransferConfig
-
-    return "kv_load_failure_policy" in accepts(KVTransferConfig)
+def _has_field(config: str, field: str) -> Callable[[], bool]:
+    """Whether a class of vllm.config has a field."""
+    return lambda: field in accepts(getattr(importlib.import_module("vllm.config"), config))
 
 
 def _scheduler_has(field: str) -> tuple[Callable[[], bool], str]:
     """An optional feature that is a field of SchedulerConfig."""
-
-    def present() -> bool:
-        from vllm.config import SchedulerConfig
-
-        return field in {one.name for one in dataclasses.fields(SchedulerConfig)}
-
-    return present, f"SchedulerConfig.{field}"
+    return _has_field("SchedulerConfig", field), f"SchedulerConfig.{field}"
 
 
-def _drafts_by_batch_size() -> bool:
-    from vllm.config import SpeculativeConfig
+def _refuses_failed_blocks_of_groups() -> bool:
+    """From 0.31 on."""
+    scheduler = optional("vllm.v1.core.sched.scheduler", "Scheduler")
+    names = scheduler._handle_invalid_blocks.__code__.co_names
+    return "kv_cache_groups" in names and "RuntimeError" in names
 
-    return DYNAMIC_DRAFTS in {one.name for one in dataclasses.fields(SpeculativeConfig)}
+
+def _any_mixture_of_groups() -> bool:
+    """From 0.14 on the coordinator sorts groups into any number of `attention_groups`."""
+    coordinator = optional("vllm.v1.core.kv_cache_coordinator", "HybridKVCacheCoordinator")
+    verify = getattr(coordinator, "verify_and_split_kv_cache_groups", None)
+    return verify is not None and "attention_groups" in verify.__code__.co_names
+
+
+def _has_v2_runner() -> bool:
+    """Whether a configuration can have the V2 model runner (from 0.22), with parts for CPUs (from 0.23)."""
+    from vllm.config import VllmConfig
+
+    return hasattr(VllmConfig, "use_v2_model_runner") and worker_source("cpu/buffer_utils.py").is_file()
 
 
 _PRESENT: Mapping[str, tuple[Callable[[], bool], str]] = {
     "groups": (
-        lambda: _any_mixture_of_groups(),
+        _any_mixture_of_groups,
         "its HybridKVCacheCoordinator takes full attention and one other kind only",
     ),
     "encoder_decoder": (
@@ -53,10 +57,13 @@ _PRESENT: Mapping[str, tuple[Callable[[], bool], str]] = {
         "Scheduler.set_pause_state (from 0.17)",
     ),
     "encoder_reset": (
-        lambda: _engine_core_has("reset_encoder_cache"),
+        lambda: hasattr(optional("vllm.v1.engine.core", "EngineCore"), "reset_encoder_cache"),
         "EngineCore.reset_encoder_cache (from 0.16)",
     ),
-    "load_failure_policy": (_has_load_failure_policy, "KVTransferConfig has no kv_load_failure_policy"),
+    "load_failure_policy": (
+        _has_field("KVTransferConfig", "kv_load_failure_policy"),
+        "KVTransferConfig.kv_load_failure_policy",
+    ),
     "hybrid_connector": (
         lambda: not loads_are_whole_blocks(),
         "the scheduler takes a connector's asynchronous load for one of a single KV cache group",
@@ -70,7 +77,7 @@ _PRESENT: Mapping[str, tuple[Callable[[], bool], str]] = {
         "the scheduler says that blocks of a failed load cannot be told with several KV cache groups",
     ),
     "v2_runner": (
-        lambda: _has_v2_runner(),
+        _has_v2_runner,
         "its V2 model runner, if it has one, does not run on a CPU, so that no stub of it was ever proven",
     ),
     "v2_ngram": (
@@ -82,33 +89,15 @@ _PRESENT: Mapping[str, tuple[Callable[[], bool], str]] = {
     "unreserved_isl": _scheduler_has("scheduler_reserve_full_isl"),
     "watermark": _scheduler_has("watermark"),
     "prefill_interval": _scheduler_has("prefill_schedule_interval"),
-    "dynamic_spec": (_drafts_by_batch_size, f"SpeculativeConfig.{DYNAMIC_DRAFTS} (from 0.24)"),
+    "dynamic_spec": (
+        _has_field("SpeculativeConfig", DYNAMIC_DRAFTS),
+        f"SpeculativeConfig.{DYNAMIC_DRAFTS} (from 0.24)",
+    ),
 }
 """Optional features (harness.features) by name: whether the loaded vLLM has it, and what it must have for that."""
-
-
-def _refuses_failed_blocks_of_groups() -> bool:
-    """From 0.31 on."""
-    scheduler = optional("vllm.v1.core.sched.scheduler", "Scheduler")
-    names = scheduler._handle_invalid_blocks.__code__.co_names
-    return "kv_cache_groups" in names and "RuntimeError" in names
 
 
 @functools.cache
 def lacking() -> Mapping[str, str]:
     """Optional features that this release lacks, each with what is missing in words."""
     return {name: missing for name, (present, missing) in _PRESENT.items() if not present()}
-
-
-def _any_mixture_of_groups() -> bool:
-    """From 0.14 on the coordinator sorts groups into any number of `attention_groups`."""
-    coordinator = optional("vllm.v1.core.kv_cache_coordinator", "HybridKVCacheCoordinator")
-    verify = getattr(coordinator, "verify_and_split_kv_cache_groups", None)
-    return verify is not None and "attention_groups" in verify.__code__.co_names
-
-
-def _has_v2_runner() -> bool:
-    """Whether a configuration can have the V2 model runner (from 0.22), with parts for CPUs (from 0.23)."""
-    from vllm.config import VllmConfig
-
-    return hasattr(VllmConfig, "use_v2_model_runner") and worker_source("cpu/buffer_utils.py").is_file()

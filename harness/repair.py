@@ -6,9 +6,8 @@ Legal means that vLLM's own configuration checks and its front end would let it 
 from msgspec.structs import replace
 
 from harness.groups import (
-    blocks_per_sequence,
+    blocks_needed,
     canonical_groups,
-    groups_of,
     has_mamba,
     looks_ahead,
     reads_across,
@@ -63,14 +62,6 @@ def _repair_images(scenario: Scenario) -> tuple[int, ...]:
     # An item must leave room for one text token before or after it and for one output token.
     longest = max(1, scenario.engine.max_model_len - 2)
     return tuple(min(length, longest) for length in scenario.images)
-
-
-def blocks_needed(engine: Engine) -> int:
-    """Blocks that one request of `max_model_len` tokens can hold, over all groups, plus vLLM's null block.
-
-    vLLM refuses to start with a pool that cannot hold one full request (`check_enough_kv_cache_memory`).
-    """
-    return 1 + sum(blocks_per_sequence(group, engine) for group in groups_of(engine))
 
 
 def _repair_states(engine: Engine) -> Engine:

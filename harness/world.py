@@ -104,6 +104,8 @@ class World:
         """Mode of the pause since the last resumption."""
         self.flights: list[Flight] = []
         """Oldest first."""
+        self.quiet = False
+        """Whether nothing more will happen outside: no event is to come, no grammar to be compiled."""
         self.aborting: list[str] = []
         """Aborts in the aborts queue; the input queue delivers them too, an iteration later."""
         self.executing: Flight | None = None

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from fuzz.generate import FEATURES, chunk_length, generate, interesting_lengths, parse_features, restrict
 from harness.codec import decode, encode, validate
 from harness.features import uses_v2_ngram
-from harness.groups import is_hybrid, states_are_cached
-from harness.repair import blocks_needed, repair
+from harness.groups import blocks_needed, is_hybrid, states_are_cached
+from harness.repair import repair
 from harness.scenario import (
     Abort,
     Arrive,

@@ -4,8 +4,8 @@ import pytest
 from msgspec.structs import replace
 
 from harness.codec import ScenarioError, decode, encode
-from harness.groups import attended_from, groups_of
-from harness.repair import blocks_needed, repair
+from harness.groups import attended_from, blocks_needed, groups_of
+from harness.repair import repair
 from harness.scenario import Chunked, Engine, Full, Mamba, Scenario, Speculative, Window
 
 EAGLE = Speculative("eagle", 1)

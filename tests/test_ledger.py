@@ -31,7 +31,7 @@ def ids(oracle: str, kind: str, anchor: str, version: str) -> tuple[str, ...]:
         ("O3", "encoder-evictable-while-read", "EncoderCacheManager.freeable", "0.20.2", ("54284",)),
         ("O3", "encoder-evictable-while-read", "EncoderCacheManager.freeable", "0.28.0", ("54284",)),
         ("O3", "encoder-evictable-while-read", "EncoderCacheManager.freeable", "0.29.0", ()),
-        ("O3", "free-block-written", "group 0", "0.19.0", ()),
+        ("O3", "free-block-written", "Full", "0.19.0", ()),
         ("O17", "load-destination-freed", "ended request", "0.15.1", ("32255",)),
         ("O17", "load-destination-freed", "ended request", "0.16.0", ()),
         ("O17", "load-into-block-in-flight", "BlockPool", "0.23.0", ("45357",)),

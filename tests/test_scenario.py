@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from fuzz.generate import FEATURES, generate
 from harness.codec import MAX_BYTES, MAX_DEPTH, ScenarioError, decode, encode, validate
-from harness.repair import blocks_needed, repair
+from harness.groups import blocks_needed
+from harness.repair import repair
 from harness.scenario import (
     MAX_EVENTS,
     Abort,

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from fuzz.generate import FEATURES, chunk_length, generate
 from fuzz.shrink import Stop, shrink, size
 from harness.codec import decode, encode, validate
-from harness.repair import blocks_needed, repair
+from harness.groups import blocks_needed
+from harness.repair import repair
 from harness.scenario import (
     Abort,
     Arrive,

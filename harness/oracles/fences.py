@@ -2,7 +2,7 @@
 
 from typing import Any, ClassVar
 
-from harness.groups import reads_across
+from harness.groups import groups_of, reads_across
 from harness.oracles import block_use
 from harness.oracles.base import Oracle
 from harness.scenario import image_hash
@@ -97,7 +97,7 @@ class Fences(Oracle):
                 if block.ref_cnt < 1 and not block.is_null:
                     self.report(
                         "free-block-read",
-                        f"group {group}",
+                        self._kind(group),
                         f"step {step.index}: {request} reads block {block.block_id}, which has no reference",
                         request,
                     )
@@ -114,7 +114,7 @@ class Fences(Oracle):
                 if other != request and not self._recompute_together(other, request):
                     self.report(
                         "block-written-twice",
-                        f"group {group}",
+                        self._kind(group),
                         f"step {step.index}: {other} and {request} both write block {block.block_id}",
                         other,
                         request,
@@ -122,10 +122,14 @@ class Fences(Oracle):
                 if block.ref_cnt < 1:
                     self.report(
                         "free-block-written",
-                        f"group {group}",
+                        self._kind(group),
                         f"step {step.index}: {request} writes block {block.block_id}, which has no reference",
                         request,
                     )
+
+    def _kind(self, group: int) -> str:
+        """A group's kind: which of them it is, is the scenario's affair."""
+        return type(groups_of(self.world.engine)[group]).__name__
 
     def _recompute_together(self, *requests: str) -> bool:
         """Whether all of them held a block whose load failed: each writes what they share again, and the same."""

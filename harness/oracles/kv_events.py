@@ -1,5 +1,6 @@
 """O14: the stream of KV cache events."""
 
+import functools
 from typing import Any, ClassVar
 
 from harness.oracles.base import Oracle
@@ -27,17 +28,17 @@ class KvEvents(Oracle):
         super().__init__(*arguments)
         self._stored: set[Block] = set()
         self._removed: set[Block] = set()
+        self._differs = False
+        """Nothing follows from a mirror that is wrong already."""
 
     def delivered(self, step: Step, outputs: object) -> None:
         listener = self.world.scheduler.kv_event_publisher
-        if not isinstance(listener, Listener):
+        if not isinstance(listener, Listener) or self._differs:
             return
-        told = False
         for event in listener.take():
-            told = True
             self._replay(event)
         # What happened after the batch was taken is told with the next one.
-        if told and not self.world.pool.kv_event_queue:
+        if not self.world.pool.kv_event_queue:
             self._compare(step)
 
     def _replay(self, event: Any) -> None:
@@ -69,17 +70,22 @@ class KvEvents(Oracle):
             if blocks:
                 message = f"step {step.index}: hashes that {what}: {len(blocks)}"
                 self.report(kind, "KVEventBatch", message, fatal=False)
+                self._differs = True
+                return
 
     def _held(self) -> set[Block]:
         from vllm.v1.core.kv_cache_utils import get_block_hash, get_group_id, maybe_convert_block_hash
 
-        tells = self._tells_groups()
+        tells = _tells_groups()
         return {
             (maybe_convert_block_hash(get_block_hash(key)), get_group_id(key) if tells else None)
             for key in self.world.pool.cached_block_hash_to_block._cache
         }
 
-    def _tells_groups(self) -> bool:
-        from vllm.distributed.kv_events import BlockRemoved
 
-        return "group_idx" in BlockRemoved.__struct_fields__
+@functools.cache
+def _tells_groups() -> bool:
+    """Whether the stream says which KV cache group a block is of."""
+    from vllm.distributed.kv_events import BlockRemoved
+
+    return "group_idx" in BlockRemoved.__struct_fields__

@@ -2,6 +2,7 @@
 
 from typing import ClassVar
 
+from harness import compat
 from harness.groups import groups_of, states_are_cached
 from harness.limits import drafts_after, longest_prefill, watermark_blocks
 from harness.oracles.base import Oracle
@@ -13,8 +14,8 @@ class Limits(Oracle):
     """O9: no step goes beyond the configured limits.
 
     Promised by SchedulerConfig's field docstrings: tokens per step (`max_num_batched_tokens`), requests per step
-    (`max_num_seqs`), tokens per request and step (`long_prefill_token_threshold`, while others are there too), and by
-    ModelConfig: no position at or past `max_model_len`, so no more blocks than that needs. With asynchronous
+    (`max_num_seqs`), tokens per request and step (`long_prefill_token_threshold`; from 0.31 only while others are
+    there), and by ModelConfig: no position at or past `max_model_len`, so no more blocks than that needs. With asynchronous
     scheduling, no step for a request that is sure to reach `max_tokens` with what is in flight.
 
     An admission leaves `watermark` of all blocks free if others run already, and with `scheduler_reserve_full_isl` room
@@ -35,15 +36,16 @@ class Limits(Oracle):
         if len(step.scheduled) > engine.max_num_seqs:
             self._exceeded("max_num_seqs", f"step {step.index} has {len(step.scheduled)} requests")
         running = len(self.world.scheduler.running)
-        if running > (engine.max_num_active_seqs or running):
-            self._exceeded("max_num_active_seqs", f"after step {step.index} {running} requests run")
+        if running > (engine.max_num_active_seqs or engine.max_num_seqs):
+            limit = "max_num_active_seqs" if engine.max_num_active_seqs else "max_num_seqs"
+            self._exceeded(limit, f"after step {step.index} {running} requests run")
         loras = {self.world.references[request].request.lora for request in step.scheduled} - {0}
         if len(loras) > engine.max_loras:
             self._exceeded("max_loras", f"step {step.index} needs the adapters {sorted(loras)}")
         self._admissions(step)
         self._drafts(step)
-        live = len(self.world.live)
-        threshold = longest_prefill(engine, live) if live > 1 else 0
+        lone_is_free = compat.lone_request_has_no_threshold()
+        threshold = longest_prefill(engine, len(self.world.live), lone_is_free=lone_is_free)
         for request, start in step.computed.items():
             count = step.scheduled.get(request, 0)
             if start + count > engine.max_model_len:
@@ -82,8 +84,7 @@ class Limits(Oracle):
         # A load that begins after the admission takes blocks without a place in the step.
         if reserves and last in new and set(groups_of(engine)) == {Full()} and engine.connector is None:
             held = sum(len(blocks) for request, blocks in self.world.holders() if request == last)
-            each = -(-self.world.references[last].prompt_length // engine.block_size)
-            missing = each * len(groups_of(engine)) - held
+            missing = -(-self.world.references[last].prompt_length // engine.block_size) - held
             if missing > free:
                 message = (
                     f"step {step.index} admits {last}, whose prompt lacks {missing} blocks; {free} are free"

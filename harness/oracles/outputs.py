@@ -56,9 +56,10 @@ class Outputs(Oracle):
                 self.report("output-between-turns", "update_from_output", message, request)
                 continue
             self._tokens[request] += tokens
-            self._compare(step, request)
+            right = self._compare(step, request)
             if output.finish_reason is not None:
-                self._compare_end(step, request, str(output.finish_reason))
+                if right:
+                    self._compare_end(step, request, str(output.finish_reason))
                 self._ended(request, str(output.finish_reason))
 
     def _ended(self, request: str, reason: str) -> None:
@@ -79,11 +80,12 @@ class Outputs(Oracle):
         """The truth of the turn that the output belongs to."""
         return self.world.turns[request][self._answered[request]]
 
-    def _compare(self, step: Step, request: str) -> None:
+    def _compare(self, step: Step, request: str) -> bool:
+        """Whether the tokens so far are right."""
         found = self._tokens[request]
         expected, _ = self._reference(request).expected_output()
         if found == expected[: len(found)]:
-            return
+            return True
         at = next(i for i, token in enumerate(found) if i >= len(expected) or token != expected[i])
         kind = "too-many-tokens" if at >= len(expected) else "wrong-token"
         self.report(
@@ -93,6 +95,7 @@ class Outputs(Oracle):
             f"{expected[at] if at < len(expected) else 'nothing more'}",
             request,
         )
+        return False
 
     def _compare_end(self, step: Step, request: str, found_reason: str) -> None:
         if found_reason == "error" and self._may_fail(request):

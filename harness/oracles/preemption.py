@@ -23,7 +23,6 @@ class Preemption(Oracle):
         super().__init__(*arguments)
         self._before: dict[str, int] = {}
         """Preemptions that each request has had before this pass."""
-        self._paused: str | None = None
 
     def controlled(self, act: Act) -> None:
         self._note()  # a reset preempts, too, and means it
@@ -32,8 +31,7 @@ class Preemption(Oracle):
         self._note()
 
     def dispatched(self, step: Step) -> None:
-        paused, self._paused = self._paused, self.world.paused
-        if paused != self._paused or not getattr(self.world.scheduler, "defer_block_free", False):
+        if not getattr(self.world.scheduler, "defer_block_free", False):  # from 0.24
             return
         for request, times in self._times().items():
             flying = [flight.step.index for flight in self.world.flights if request in flight.step.scheduled]

@@ -1,8 +1,10 @@
 """O7: progress."""
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from harness import compat
+from harness.groups import groups_of
 from harness.limits import longest_prefill
 from harness.oracles.base import Oracle
 from harness.scenario import Request
@@ -39,8 +41,6 @@ class Progress(Oracle):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.quiet = False
-        """Set by the engine when the last event of the timeline has happened."""
         self._idle = 0
         self._stale = 0
         self._waited = 0
@@ -61,13 +61,13 @@ class Progress(Oracle):
                 self._furthest[request] = reached
                 self._stale = 0
 
-    def delivered(self, step: Step, outputs: list[Any]) -> None:  # type: ignore[override]
+    def delivered(self, step: Step, outputs: Sequence[Any]) -> None:
         if outputs:
             self._stale = 0
 
     def settled(self) -> None:
         live = self.world.live
-        if not self.quiet or not live:
+        if not self.world.quiet or not live:
             self._idle = self._stale = 0
         elif self._waits_for_connector() and self._waited < self._patience:
             self._idle = 0
@@ -80,12 +80,14 @@ class Progress(Oracle):
         self._scheduled = False
         if self._idle >= IDLE_PASSES:
             message = f"{self._idle} passes scheduled nothing, and nothing is in flight; {self._waits(live)}"
-            self.report("no-progress", self._blocked(live), message, *(life.request for life in live))
+            anchor = self._cause(live) or self._state(live)
+            self.report("no-progress", anchor, message, *(life.request for life in live))
         elif self._stale > self._limit:
-            # A request that can never start holds blocks for which others are preempted again and again: one bug.
-            kind = "livelock" if self._hopeless(live) is None else "no-progress"
+            cause = self._cause(live)
+            # Who cannot move holds blocks for which others are preempted again and again: the same bug, seen otherwise.
+            kind = "livelock" if cause is None else "no-progress"
             message = f"{self._stale} passes in which no request got further; {self._waits(live)}"
-            self.report(kind, self._blocked(live), message, *(life.request for life in live))
+            self.report(kind, cause or self._state(live), message, *(life.request for life in live))
 
     def _waits_for_connector(self) -> bool:
         """Whether the script keeps a transfer from ending, or answered in this pass that it does not know yet."""
@@ -104,18 +106,21 @@ class Progress(Oracle):
             if life.request in requests
         )
 
-    def _blocked(self, live: list[Life]) -> str:
+    def _cause(self, live: list[Life]) -> str | None:
         """What the request that should move first waits for, as far as the configuration tells."""
+        if (hopeless := self._hopeless(live)) is not None:
+            return hopeless
         queue = self._queue(live)
-        if not queue:
-            return "not in Scheduler.requests"
-        if self._items_ahead(queue[0]):
-            state = "before an encoder input"
-        elif not self.world.scheduler.running and any(map(self._holds_on, live)):
-            state = "sessions that hold blocks until they get more"
-        else:
-            state = queue[0].status.name
-        return self._hopeless(live) or state
+        if queue and self._items_ahead(queue[0]):
+            return "before an encoder input"
+        if queue and not self.world.scheduler.running and any(map(self._holds_on, live)):
+            return "sessions that hold blocks until they get more"
+        return None
+
+    def _state(self, live: list[Life]) -> str:
+        """The status of the request that should move first."""
+        queue = self._queue(live)
+        return queue[0].status.name if queue else "not in Scheduler.requests"
 
     def _holds_on(self, life: Life) -> bool:
         """Whether it is a session that waits for its next turn's blocks with those of its turns before."""
@@ -140,8 +145,7 @@ class Progress(Oracle):
         if not load or not load.load_kv_async or request.status.name not in ("WAITING", "PREEMPTED"):
             return None
         engine = self.world.engine
-        groups = 2 if engine.sliding_window else 1
-        needed = groups * -(-request.num_tokens // engine.block_size)
+        needed = len(groups_of(engine)) * -(-request.num_tokens // engine.block_size)
         if reserved and needed + reserved > engine.num_gpu_blocks - 1:
             return "a load that fits the pool only without blocks reserved for a decoding step"
         return None
@@ -166,9 +170,8 @@ class Progress(Oracle):
         longest = max(self._items_ahead(request), default=0)
         if not longest or engine.encoder is None or not engine.encoder.disable_chunked_mm_input:
             return None
-        threshold = longest_prefill(engine, len(self.world.live))
-        if len(self.world.live) == 1 and compat.lone_request_has_no_threshold():
-            threshold = 0
+        lone_is_free = compat.lone_request_has_no_threshold()
+        threshold = longest_prefill(engine, len(self.world.live), lone_is_free=lone_is_free)
         limit = min(threshold or engine.max_num_batched_tokens, engine.max_num_batched_tokens)
         if longest > limit:
             return "an encoder input longer than long_prefill_token_threshold"

@@ -2,8 +2,8 @@
 
 from typing import Any, ClassVar
 
+from harness.groups import blocks_needed
 from harness.oracles.base import Oracle
-from harness.repair import blocks_needed
 from harness.step import Step
 from harness.verdict import Level
 
@@ -47,7 +47,7 @@ class Starvation(Oracle):
             and not scheduler.running
             and not self.world.flights
             and self.world.paused is None
-            and scheduler.kv_cache_manager.block_pool.get_num_free_blocks() >= blocks_needed(engine) - 1
+            and self.world.pool.get_num_free_blocks() >= blocks_needed(engine) - 1
         )
         self._idle = self._idle + 1 if held_up else 0
         if self._idle > PATIENCE:

@@ -53,9 +53,9 @@ FAULTS = {
         FREED, after(free_on_scheduled_tokens), EVICTABLE["sync"], EVICTABLE_READ
     ),
     "the same, async": Fault(FREED, after(free_on_scheduled_tokens), EVICTABLE["async"], EVICTABLE_READ),
-    "two writers": Fault(SCHEDULE, after(share_block), "plain", (("block-written-twice", "group 0"),)),
+    "two writers": Fault(SCHEDULE, after(share_block), "plain", (("block-written-twice", "Full"),)),
     "free block written": Fault(
-        SCHEDULE, after(free_last_block, call=0), "plain", (("free-block-written", "group 0"),)
+        SCHEDULE, after(free_last_block, call=0), "plain", (("free-block-written", "Full"),)
     ),
 }
 
@@ -70,7 +70,7 @@ def test_hears(monkeypatch, fault):
 
 
 def test_hears_that_a_free_block_is_read(monkeypatch):
-    fault = Fault(SCHEDULE, after(free_first_block, call=2), "chunked", (("free-block-read", "group 0"),))
+    fault = Fault(SCHEDULE, after(free_first_block, call=2), "chunked", (("free-block-read", "Full"),))
     assert_heard(monkeypatch, Fences, fault)
 
 
