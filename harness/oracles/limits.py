@@ -15,7 +15,7 @@ class Limits(Oracle):
 
     Promised by SchedulerConfig's field docstrings: tokens per step (`max_num_batched_tokens`), requests per step
     (`max_num_seqs`), tokens per request and step (`long_prefill_token_threshold`; from 0.31 only while others are
-    there), and by ModelConfig: no position at or past `max_model_len`, so no more blocks than that needs. With asynchronous
+    there), and by ModelConfig: no position at or past `max_model_len`, so no more blocks than that needs. With async
     scheduling, no step for a request that is sure to reach `max_tokens` with what is in flight.
 
     An admission leaves `watermark` of all blocks free if others run already, and with `scheduler_reserve_full_isl` room
