@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness import build
+from harness import build, submission
 from harness.execute import execute
 from harness.executor import Executor
 from harness.oracles.exceptions import Exceptions
@@ -53,7 +53,7 @@ def broken(*_):
         (StubV1, "_sample"),
         (Queues, "dispatched"),
         (Queues, "settled"),
-        (build, "request"),
+        (submission, "request"),
     ],
     ids=["stub", "oracle in vLLM's call", "oracle after it", "our part of an arrival"],
 )

@@ -33,7 +33,7 @@ FAULTS = {
         TAKE,
         without("BlockStored"),
         "events",
-        (("held-untold", "KVEventBatch"), ("removed-while-held", "KVEventBatch")),
+        (("held-untold", "KVEventBatch"),),
     ),
     "removed too early": Fault(
         TAKE, after(removed_at_once), "events", (("removed-while-held", "KVEventBatch"),)

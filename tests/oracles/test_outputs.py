@@ -66,9 +66,7 @@ FAULTS = {
     ),
     "turn ended early": Fault(UPDATE, each(end_now), PARKED, (("ended-early", "finish_reason length"),)),
     "token twice": Fault(UPDATE, each(twice), ONE, (("wrong-token", TOKENS),)),
-    "last token twice": Fault(
-        UPDATE, on_last(twice), ONE, (("too-many-tokens", TOKENS), ("ended-early", "finish_reason length"))
-    ),
+    "last token twice": Fault(UPDATE, on_last(twice), ONE, (("too-many-tokens", TOKENS),)),
     "wrong token": Fault(UPDATE, each(corrupt), "plain", (("wrong-token", TOKENS),)),
     "token lost": Fault(
         UPDATE,
