@@ -11,6 +11,7 @@ from itertools import groupby
 from msgspec.structs import asdict, fields
 
 from harness.execute import Result
+from harness.groups import scale_of, scaled
 from harness.model import EOS, STOP
 from harness.scenario import (
     Chunk,
@@ -142,6 +143,8 @@ def _configuration(scenario: Scenario) -> Iterator[str]:
 
 
 def _group(group: Group) -> str:
+    if (scale := scale_of(group)) > 1:
+        return f"{_group(scaled(group, 1))} (blocks {scale} times as large)"
     if isinstance(group, Window):
         return f"sliding window {group.size}"
     if isinstance(group, Chunked):

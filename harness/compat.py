@@ -65,6 +65,10 @@ _PRESENT: Mapping[str, tuple[Callable[[], bool], str]] = {
         lambda: optional("vllm.v1.core.encoder_cache_manager", "EncoderDecoderCacheManager") is not None,
         "EncoderDecoderCacheManager (from 0.13)",
     ),
+    "mamba_block_sizes": (
+        lambda: _hashes_for_any_state_block(),
+        "cached Mamba states with larger blocks than another group's stop it from starting",
+    ),
     "mamba_cache": (
         lambda: optional("vllm.v1.worker.mamba_utils", "preprocess_mamba") is not None,
         'its Mamba states cannot be cached at the ends of blocks (mamba_cache_mode="align")',
@@ -175,6 +179,17 @@ def block_sizes(kv_cache_config: Any, vllm_config: Any) -> tuple[int, int | None
         return vllm_config.cache_config.block_size, None
     sizes = resolve(kv_cache_config, vllm_config)
     return int(sizes[0]), int(sizes[1])
+
+
+def _hashes_for_any_state_block() -> bool:
+    """Not from 0.20 to 0.26: hashes are for the largest blocks then, and the coordinator asserts that there are no
+    smaller ones.
+    """
+    resolve = optional("vllm.v1.core.kv_cache_utils", "resolve_kv_cache_block_sizes")
+    if resolve is None:
+        return True
+    inner = (code for code in resolve.__code__.co_consts if inspect.iscode(code))
+    return any("mamba_cache_mode" in code.co_names for code in (resolve.__code__, *inner))
 
 
 def block_hasher(hash_block_size: int, vllm_config: Any) -> Any:

@@ -9,11 +9,12 @@ inspected in another process.
 import functools
 import json
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from harness import build, compat
-from harness.groups import groups_of, looks_ahead
+from harness.groups import groups_of, looks_ahead, scale_of
 from harness.model import VOCABULARY
 from harness.scenario import MAX_GROUPS, MAX_MODEL_LEN, Chunked, Engine, Full, Group, Window
 from harness.worker.device.integers import LIMBS
@@ -148,15 +149,20 @@ def groups_in(config: Any) -> tuple[Group, ...]:
     return tuple(config.model_config.hf_config.schedfuzz_groups)
 
 
+def last_full(groups: Sequence[Group]) -> int:
+    """Index of the group that the drafter's memory is in."""
+    return max(at for at, group in enumerate(groups) if isinstance(group, Full))
+
+
 def spec_of(config: Any, group: Group) -> Any:
-    """The KV cache spec of a memory: pages for one head of `LIMBS` floats, key and value."""
+    """The KV cache spec of a memory: one head of `LIMBS` floats, key and value, or more for pages of equal size."""
     import torch
     from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, FullAttentionSpec, SlidingWindowSpec
 
     common = {
-        "block_size": config.cache_config.block_size,
+        "block_size": config.cache_config.block_size * scale_of(group),
         "num_kv_heads": 1,
-        "head_size": LIMBS,
+        "head_size": LIMBS * max(map(scale_of, groups_in(config))) // scale_of(group),
         "dtype": torch.float32,
     }
     if isinstance(group, Window):
@@ -175,8 +181,8 @@ def kv_cache_config(engine: Engine, config: Any) -> Any:
     groups = groups_of(engine)
     names = [[layer(number)] for number in range(len(groups))]
     if looks_ahead(engine):
-        names[max(at for at, group in enumerate(groups) if isinstance(group, Full))].append(layer(DRAFTER))
-    page = spec_of(config, Full()).page_size_bytes
+        names[last_full(groups)].append(layer(DRAFTER))
+    page = spec_of(config, groups[0]).page_size_bytes
     return KVCacheConfig(
         num_blocks=engine.num_gpu_blocks,
         kv_cache_tensors=compat.kv_cache_tensors(names, page, engine.num_gpu_blocks),
