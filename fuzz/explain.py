@@ -319,6 +319,8 @@ def _step(scenario: Scenario, entry: Dispatched, items: Items) -> Iterator[str]:
     ):
         if names:
             yield f"    {what}: {', '.join(names)}"
+    for source, target in entry.copies:
+        yield f"    worker copies block {source} to block {target}"
     for load in entry.loads:
         how = "begins to be loaded" if load.asynchronous else "is loaded"
         yield f"    {how}: {load.request} at [{load.start}, {load.stop})"

@@ -70,8 +70,8 @@ def blocks_per_sequence(group: Group, engine: Engine) -> int:
     """Blocks that one request of `max_model_len` tokens holds at most, by vLLM's own reckoning.
 
     Of cached states those of two steps, and one for each draft (`MambaSpec.max_memory_usage_bytes`). A window may begin
-    inside a block (`SlidingWindowSpec.max_memory_usage_bytes`); that counts where hits, too, end inside blocks, and each
-    takes a copy of what it shares.
+    inside a block (`SlidingWindowSpec.max_memory_usage_bytes`); that counts where hits, too, end inside blocks, and
+    each takes a copy of what it shares.
     """
     if isinstance(group, Mamba) and states_are_cached(engine):
         return 2 + (engine.speculative.num_speculative_tokens if engine.speculative else 0)

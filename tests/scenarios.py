@@ -34,6 +34,9 @@ from harness.scenario import (
     Scenario,
     Speculative,
     Text,
+    WideFull,
+    WideMamba,
+    WideWindow,
     Window,
 )
 
@@ -199,6 +202,28 @@ LEGAL: dict[str, Scenario] = {
         text(17, 7, acceptance=(2, 3)),
         text(26, 6, acceptance=(1,)),
         events=(Arrive(0), Arrive(1, 4), Arrive(2, 3)),
+    ),
+    "block_sizes": scenario(
+        replace(TIGHT, kv_cache_groups=(WideFull(2), Window(6), WideWindow(9, 4)), num_gpu_blocks=24),
+        *BACKLOG,
+        text(30, 3),
+        text(34, 3),
+        events=(Arrive(0), Arrive(1), Arrive(2, 1), Arrive(3, 1), Arrive(4, 6)),
+    ),
+    "block_sizes_eagle": scenario(
+        replace(SMALL, kv_cache_groups=(Full(), WideWindow(6, 2)), speculative=EAGLE, async_scheduling=True),
+        text(33, 6),
+        text(38, 6, acceptance=(1, 2)),
+        text(33, 3),
+        events=(Arrive(0), Arrive(1, 4), Arrive(2, 4)),
+    ),
+    "block_sizes_mamba": scenario(
+        replace(SMALL, max_num_batched_tokens=48, kv_cache_groups=(WideFull(2), Full(), WideMamba(4))),
+        text(15, 6),
+        text(14, 3),
+        text(30, 6),
+        text(30, 6),
+        events=(Arrive(0), Arrive(1, 7), Arrive(2, 7), Arrive(3, 3)),
     ),
     "async": scenario(replace(SMALL, async_scheduling=True), text(20, 6), text(5, 6, 1), delays=(0, 2, 1)),
     "async_preemption": scenario(replace(TIGHT, async_scheduling=True), *BACKLOG),

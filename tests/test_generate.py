@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fuzz.generate import FEATURES, chunk_length, generate, interesting_lengths, parse_features, restrict
 from harness.codec import decode, encode, validate
 from harness.features import uses_v2_ngram
-from harness.groups import is_hybrid, states_are_cached
+from harness.groups import has_block_sizes, is_hybrid, state_tokens, states_are_cached
 from harness.repair import blocks_needed, repair
 from harness.scenario import (
     Abort,
@@ -52,6 +52,8 @@ def uses(scenario: Scenario, feature: str) -> bool:
         "sliding_window": engine.sliding_window > 0,
         "encoder_decoder": engine.encoder is not None and engine.encoder.is_encoder_decoder,
         "groups": bool(engine.kv_cache_groups) and not is_hybrid(engine),
+        "block_sizes": has_block_sizes(engine),
+        "mamba_block_sizes": state_tokens(engine) > engine.block_size,
         "mamba_cache": states_are_cached(engine),
         "free": engine.interleaving == "free",
         "v2_runner": engine.model_runner == "v2",
@@ -95,9 +97,11 @@ NEEDS = {
     "hybrid_failed_load": ("connector", "sliding_window", "failed_load", "hybrid_connector"),
     "v2_ngram": ("v2_runner", "spec"),
     "mamba_cache": ("prefix_cache", "chunked_prefill"),
+    "block_sizes": ("groups",),
+    "mamba_block_sizes": ("prefix_cache", "chunked_prefill", "groups", "block_sizes", "mamba_cache"),
 }
 """Features that are about others."""
-RARE = {"hybrid_failed_load", "mamba_cache"}
+RARE = {"hybrid_failed_load", "mamba_cache", "mamba_block_sizes"}
 """Features about so many others that among all of them few scenarios have them all."""
 
 

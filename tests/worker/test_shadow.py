@@ -77,3 +77,16 @@ def test_a_wrong_slot_is_named(memory, slot, found):
     memory.write(0, np.array([5, 2]), contents(1, 7))
     assert memory.mismatches(0, np.array([slot]), contents(7)).tolist() == [0]
     assert memory.describe(slot) == found
+
+
+def test_groups_address_blocks_by_their_own_sizes():
+    mixed = KvShadow(num_blocks=4, sizes=(4, 2))
+    assert mixed.slots(0, TABLE, 2, 6).tolist() == [14, 15, 4, 5]
+    assert mixed.slots(1, TABLE, 1, 5).tolist() == [13, 4, 5, -1]
+
+
+def test_a_copy_is_of_the_whole_block(memory):
+    memory.write(0, memory.slots(0, [3], 0, 4), contents(1, 2, 3, 4))
+    memory.copy_blocks([(3, 5), (2, 3)])
+    assert memory.mismatches(0, memory.slots(0, [5], 0, 4), contents(1, 2, 3, 4)).tolist() == []
+    assert memory.describe(12) == "unwritten"

@@ -333,7 +333,7 @@ def test_items_that_are_not_the_client_s_are_seen():
     assert breaches(execution) == ["items-changed"]
 
 
-@pytest.mark.parametrize("field", ["kv_cache_block_copies", "ec_connector_metadata"])
+@pytest.mark.parametrize("field", ["ec_connector_metadata"])
 def test_what_no_worker_models_is_refused_and_not_forgiven(field):
     with pytest.raises(HarnessError, match=field):
         copy_step(SimpleNamespace(**{field: [1]}), 0, 0)
