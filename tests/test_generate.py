@@ -55,6 +55,7 @@ def uses(scenario: Scenario, feature: str) -> bool:
         "block_sizes": has_block_sizes(engine),
         "mamba_block_sizes": state_tokens(engine) > engine.block_size,
         "mamba_cache": states_are_cached(engine),
+        "streaming": any(r.chunks is not None for r in requests),
         "free": engine.interleaving == "free",
         "v2_runner": engine.model_runner == "v2",
         "v2_ngram": uses_v2_ngram(scenario),
@@ -101,7 +102,7 @@ NEEDS = {
     "mamba_block_sizes": ("prefix_cache", "chunked_prefill", "groups", "block_sizes", "mamba_cache"),
 }
 """Features that are about others."""
-RARE = {"hybrid_failed_load", "mamba_cache", "mamba_block_sizes"}
+RARE = {"hybrid_connector", "hybrid_failed_load", "mamba_cache", "mamba_block_sizes", "v2_ngram"}
 """Features about so many others that among all of them few scenarios have them all."""
 
 

@@ -68,6 +68,8 @@ class Contract(Oracle):
         reference, life = self.world.references.get(row.request), self.world.lives.get(row.request)
         if reference is None or row.prompt == tuple(reference.tokens[: reference.prompt_length]):
             return
+        if self.world.engine.model_runner == "v2" and len(row.prompt) == reference.prompt_length:
+            return  # that runner takes the tokens from elsewhere, and the stub with it
         continues = life is not None and life.session is not None and life.session.turn > 0
         message = f"step {step.index} sends {len(row.prompt)} prompt tokens for {row.request}, and not " + (
             f"the {reference.prompt_length} of its turns before, their last output left out, and its chunk"

@@ -5,8 +5,8 @@ from msgspec.structs import replace
 
 from harness import compat, features
 from harness.execute import Result, execute
-from harness.model import Reference
 from harness.scenario import Abort, Arrive, Pause, Request, Scenario
+from harness.sessions import turns
 from harness.trace import Delivered
 from harness.verdict import Level, Verdict
 from harness.worker.device.support import cannot_run
@@ -55,7 +55,7 @@ def test_the_runner_answers_as_the_reference_does(name: str) -> None:
         aborted |= {index for index, request in enumerate(scenario.requests) if fails(request)}
     got = answers(result)
     for index in range(len(scenario.requests)):
-        expected, _ = Reference(scenario, index).expected_output()
+        expected = [token for turn in turns(scenario, index) for token in turn.expected_output()[0]]
         found = got.get(f"r{index}", [])
         assert found == (expected[: len(found)] if index in aborted else expected)
 

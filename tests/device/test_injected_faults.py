@@ -450,7 +450,7 @@ FAULTS: dict[str, Injected] = {
         "O13 drafts-fill-step",
     ),
     "another prompt": Injected(
-        "plain", 0, change_prompt("r0"), ("a wrong token", 0), ("stale-token", 0), "O13 stale-token"
+        "plain", 0, change_prompt("r0"), ("a wrong token", 0), ("stale-token", 0), "O13 prompt-differs"
     ),
     "all_token_ids left out for a resumed request, async": Injected(
         "async_preemption",
