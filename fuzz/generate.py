@@ -165,14 +165,17 @@ def _groups(rng: Random, weights: Weights, block_size: int) -> tuple[Group, ...]
 
 def _sized(rng: Random, weights: Weights, groups: tuple[Group, ...]) -> tuple[Group, ...]:
     """Groups with blocks of different sizes; without chunked local attention, which they do not go with."""
-    if not chance(rng, weights, "block_sizes"):
+    states_too = "block_sizes" in weights and "mamba_block_sizes" in weights
+    if not chance(rng, weights, "block_sizes") and not states_too:
         return groups
-    wide = weights.keys() & {"mamba_block_sizes"}
-    windows = (Window(group.size) if isinstance(group, Chunked) else group for group in groups)
-    return tuple(
-        scaled(group, rng.choice((1, 1, 2, 2, 4))) if wide or not isinstance(group, Mamba) else group
-        for group in windows
-    )
+    found: list[Group] = []
+    for group in groups:
+        if isinstance(group, Mamba):
+            found.append(scaled(group, rng.choice((1, 2, 2, 4)) if states_too else 1))
+        else:
+            group = Window(group.size) if isinstance(group, Chunked) else group
+            found.append(scaled(group, rng.choice((1, 1, 1, 2, 2, 4))))
+    return tuple(found)
 
 
 def new_group(rng: Random, block_size: int) -> Group:

@@ -182,7 +182,7 @@ def block_sizes(kv_cache_config: Any, vllm_config: Any) -> tuple[int, int | None
 
 
 def _hashes_for_any_state_block() -> bool:
-    """Not from 0.20 to 0.26: hashes are for the largest blocks then, and the coordinator asserts that there are no
+    """Not from 0.20 to 0.27: hashes are for the largest blocks then, and the coordinator asserts that there are no
     smaller ones.
     """
     resolve = optional("vllm.v1.core.kv_cache_utils", "resolve_kv_cache_block_sizes")

@@ -545,6 +545,7 @@ TRUE_OF_BOTH = {
     ("O7", "livelock", LOOKED_AHEAD),
     ("O4", "target-read-miss", "cached according to EncoderCacheManager"),
     ("O2", "kv-read-mismatch", "position that the connector loaded"),
+    ("O2", "kv-read-mismatch", "position that the request computed"),
     ("O13", "write-null-block", "SchedulerOutput"),
     ("O17", "failed-load-not-undone", "Scheduler._handle_invalid_blocks"),
     ("O14", "removed-while-held", "KVEventBatch"),
@@ -562,7 +563,7 @@ KNOWN_TRUE = {
 """(oracle, kind, anchor) of what a release does wrong on legal input. O7: ledger derived-34220; a threshold below an
 image that may not be chunked; on 0.32.0 also an image right behind one that fills the encoder cache, with a drafter
 that looks ahead. O4: the encoder input of a victim of the same pass, allocated and never encoded. O2 and O13:
-a load of a whole prompt leaves a sliding window one token short. O17: a synchronous load that fails beside a step in
+a load of a whole prompt leaves a sliding window one token short; O2 also a state ahead of its session. O17: a synchronous load that fails beside a step in
 flight. O14: ledger 55092. O5: ledger 51228. O1: ledger derived-reset."""
 KNOWN_ASSERT = "assert num_new_tokens == 1 + self.num_spec_tokens"
 """The source line of a known O1 on 0.33.0: long_prefill_token_threshold < 1 + num_speculative_tokens."""
