@@ -563,8 +563,8 @@ KNOWN_TRUE = {
 """(oracle, kind, anchor) of what a release does wrong on legal input. O7: ledger derived-34220; a threshold below an
 image that may not be chunked; on 0.32.0 also an image right behind one that fills the encoder cache, with a drafter
 that looks ahead. O4: the encoder input of a victim of the same pass, allocated and never encoded. O2 and O13:
-a load of a whole prompt leaves a sliding window one token short; O2 also a state ahead of its session. O17: a synchronous load that fails beside a step in
-flight. O14: ledger 55092. O5: ledger 51228. O1: ledger derived-reset."""
+a load of a whole prompt leaves a sliding window one token short; O2 also a state ahead of its session. O17: a
+synchronous load that fails beside a step in flight. O14: ledger 55092. O5: ledger 51228. O1: ledger derived-reset."""
 KNOWN_ASSERT = "assert num_new_tokens == 1 + self.num_spec_tokens"
 """The source line of a known O1 on 0.33.0: long_prefill_token_threshold < 1 + num_speculative_tokens."""
 
