@@ -11,6 +11,7 @@ from itertools import groupby
 from msgspec.structs import asdict, fields
 
 from harness.execute import Result
+from harness.groups import scale_of, scaled
 from harness.model import EOS, STOP
 from harness.scenario import (
     Chunk,
@@ -142,6 +143,8 @@ def _configuration(scenario: Scenario) -> Iterator[str]:
 
 
 def _group(group: Group) -> str:
+    if (scale := scale_of(group)) > 1:
+        return f"{_group(scaled(group, 1))} (blocks {scale} times as large)"
     if isinstance(group, Window):
         return f"sliding window {group.size}"
     if isinstance(group, Chunked):
@@ -316,6 +319,8 @@ def _step(scenario: Scenario, entry: Dispatched, items: Items) -> Iterator[str]:
     ):
         if names:
             yield f"    {what}: {', '.join(names)}"
+    for source, target in entry.copies:
+        yield f"    worker copies block {source} to block {target}"
     for load in entry.loads:
         how = "begins to be loaded" if load.asynchronous else "is loaded"
         yield f"    {how}: {load.request} at [{load.start}, {load.stop})"

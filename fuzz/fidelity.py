@@ -16,7 +16,7 @@ from fuzz.generate import generate
 from fuzz.mutate import mutate
 from harness.codec import encode
 from harness.execute import Result, execute
-from harness.groups import has_mamba, states_are_cached
+from harness.groups import has_block_sizes, has_mamba, states_are_cached
 from harness.limits import scheduler_fields as limits_of
 from harness.scenario import Abort, Engine, Image, Pause, Reset, Scenario, content_hash
 from harness.verdict import HarnessError
@@ -105,6 +105,7 @@ def features_of(scenario: Scenario) -> list[str]:
         "mixed groups": bool(engine.kv_cache_groups),
         "Mamba": has_mamba(engine),
         "cached Mamba states": states_are_cached(engine),
+        "block sizes": has_block_sizes(engine),
         "multimodal": images,
         "grammar": any(request.grammar for request in scenario.requests),
         "forced resets": any(isinstance(e, Reset) and e.reset_running_requests for e in events),

@@ -20,7 +20,7 @@ from fuzz.restrict import restrict as restrict
 from fuzz.restrict import without_pressure
 from fuzz.swarm import Weights, chance, draw_weights
 from fuzz.timelines import new_timeline
-from harness.groups import blocks_needed, canonical_groups, groups_of
+from harness.groups import blocks_needed, canonical_groups, groups_of, scale_of, scaled
 from harness.repair import repair
 from harness.scenario import (
     MAX_MODEL_LEN,
@@ -89,6 +89,7 @@ def interesting_lengths(engine: Engine, images: tuple[int, ...]) -> tuple[int, .
     """Lengths in tokens at, just before and just after the edges that this engine has, ascending."""
     edges = [1, chunk_length(engine), engine.max_num_batched_tokens, engine.max_model_len, *images]
     edges += [blocks * engine.block_size for blocks in (1, 2, 3)]
+    edges += [2 * engine.block_size * scale for scale in sorted({*map(scale_of, groups_of(engine))} - {1})]
     for size in sorted({group.size for group in groups_of(engine) if isinstance(group, Window | Chunked)}):
         edges += [size, size + engine.block_size]
     near = {edge + offset for edge in edges for offset in (-1, 0, 1)}
@@ -126,7 +127,7 @@ def _engine(rng: Random, weights: Weights, block_size: BlockSize, images: tuple[
         policy="priority" if "priority" in weights else "fcfs",
         async_scheduling="async" in weights,
         sliding_window=_near(rng, 2, block_size, 2 * block_size) if "sliding_window" in weights else 0,
-        kv_cache_groups=_groups(rng, weights, block_size),
+        kv_cache_groups=_sized(rng, weights, _groups(rng, weights, block_size)),
         speculative=Speculative(rng.choice(_METHODS), rng.choice(_DRAFTS)) if "spec" in weights else None,
         encoder=_encoder(rng, weights, images) if "mm" in weights else None,
         enable_kv_cache_events="events" in weights,
@@ -160,6 +161,21 @@ def _groups(rng: Random, weights: Weights, block_size: int) -> tuple[Group, ...]
     if rng.random() < max(0.15, 0.8 * weights.get("mamba_cache", 0.0)):
         groups.insert(rng.randint(0, len(groups)), Mamba())
     return tuple(groups)
+
+
+def _sized(rng: Random, weights: Weights, groups: tuple[Group, ...]) -> tuple[Group, ...]:
+    """Groups with blocks of different sizes; without chunked local attention, which they do not go with."""
+    states_too = "block_sizes" in weights and "mamba_block_sizes" in weights
+    if not chance(rng, weights, "block_sizes") and not states_too:
+        return groups
+    found: list[Group] = []
+    for group in groups:
+        if isinstance(group, Mamba):
+            found.append(scaled(group, rng.choice((1, 2, 2, 4)) if states_too else 1))
+        else:
+            group = Window(group.size) if isinstance(group, Chunked) else group
+            found.append(scaled(group, rng.choice((1, 1, 1, 2, 2, 4))))
+    return tuple(found)
 
 
 def new_group(rng: Random, block_size: int) -> Group:

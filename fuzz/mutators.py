@@ -28,7 +28,7 @@ from fuzz.generate import (
 from fuzz.restrict import FEATURES
 from fuzz.swarm import draw_weights
 from fuzz.timelines import DELAYS
-from harness.groups import groups_of
+from harness.groups import groups_of, scaled
 from harness.scenario import (
     MAX_GROUPS,
     MAX_MODEL_LEN,
@@ -105,6 +105,14 @@ def change_groups(rng: Random, scenario: Scenario) -> Scenario:
     else:
         groups[at : at + rng.randint(0, 1)] = rng.choice(([], [new], [new]))
     return with_engine(scenario, kv_cache_groups=tuple(groups[:MAX_GROUPS]))
+
+
+def change_block_sizes(rng: Random, scenario: Scenario) -> Scenario:
+    """One KV cache group with smaller or larger blocks than the others."""
+    groups = list(groups_of(scenario.engine))
+    at = rng.randrange(len(groups))
+    groups[at] = scaled(groups[at], rng.choice((1, 2, 2, 4)))
+    return with_engine(scenario, kv_cache_groups=tuple(groups))
 
 
 def change_encoder(rng: Random, scenario: Scenario) -> Scenario:

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from fuzz import limits
 from fuzz.edits import without_events
 from harness.features import uses_v2_ngram
-from harness.groups import blocks_needed, has_mamba, is_hybrid
+from harness.groups import blocks_needed, has_mamba, is_hybrid, scaled
 from harness.repair import repair
 from harness.scenario import (
     MAX_MODEL_LEN,
@@ -16,6 +16,7 @@ from harness.scenario import (
     Engine,
     Event,
     Image,
+    Mamba,
     Part,
     Pause,
     Reset,
@@ -150,6 +151,19 @@ def _without_cached_states(scenario: Scenario) -> Scenario:
     return _engine_field(enable_prefix_caching=False)(scenario) if has_mamba(engine) else scenario
 
 
+def _without_block_sizes(*kinds: type) -> Callable[[Scenario], Scenario]:
+    """Groups of these kinds, or all, have the engine's."""
+
+    def turn_off(scenario: Scenario) -> Scenario:
+        groups = scenario.engine.kv_cache_groups
+        found = tuple(
+            scaled(group, 1) if not kinds or isinstance(group, kinds) else group for group in groups
+        )
+        return _engine_field(kv_cache_groups=found)(scenario)
+
+    return turn_off
+
+
 def _without_chunks(scenario: Scenario) -> Scenario:
     """States are cached at the ends of chunks: vLLM refuses the one without the other."""
     engine = replace(scenario.engine, enable_chunked_prefill=False, long_prefill_token_threshold=0)
@@ -168,6 +182,8 @@ _OFF: dict[str, Callable[[Scenario], Scenario]] = {
     "spec": _engine_field(speculative=None),
     "mm": _without_images,
     "encoder_decoder": _without_cross_attention,
+    "block_sizes": _without_block_sizes(),
+    "mamba_block_sizes": _without_block_sizes(Mamba),
     "groups": lambda scenario: (
         scenario if is_hybrid(scenario.engine) else _engine_field(kv_cache_groups=())(scenario)
     ),

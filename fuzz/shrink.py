@@ -29,6 +29,7 @@ from harness.scenario import (
     Scenario,
     Speculative,
     Text,
+    Wide,
     content_hash,
     prompt_length,
 )
@@ -174,7 +175,7 @@ def _changed(value: Any, default: Any) -> int:
         if isinstance(one, Connector | Encoder | Grammar | Load | Speculative):
             count += 1 + _changed(one, type(one)())
         elif name == "kv_cache_groups":
-            count += len(one)
+            count += len(one) + sum(isinstance(group, Wide) for group in one)
         else:
             count += one != getattr(default, name)
     return count

@@ -21,7 +21,7 @@ from fuzz.edits import (
     without_requests,
 )
 from fuzz.generate import chunk_length
-from harness.groups import blocks_needed
+from harness.groups import blocks_needed, scale_of, scaled
 from harness.repair import repair
 from harness.scenario import (
     Abort,
@@ -145,7 +145,7 @@ def _default_with_pool(current: Scenario) -> Generator[Scenario, Scenario, None]
 
 
 def _drop_groups(current: Scenario) -> Generator[Scenario, Scenario, None]:
-    """KV cache groups go, with their share of the pool; then kinds become simpler ones."""
+    """KV cache groups go, with their share of the pool; then kinds become simpler ones, with blocks of one size."""
     for with_pool in (True, False):
         at = len(current.engine.kv_cache_groups)
         while at := min(at, len(current.engine.kv_cache_groups)):
@@ -156,6 +156,13 @@ def _drop_groups(current: Scenario) -> Generator[Scenario, Scenario, None]:
         if isinstance(old, Chunked):
             groups = current.engine.kv_cache_groups
             current = yield _with_groups(current, (*groups[:at], Window(old.size), *groups[at + 1 :]), False)
+    groups = current.engine.kv_cache_groups
+    current = yield _with_groups(current, tuple(scaled(group, 1) for group in groups), False)
+    for at, old in enumerate(current.engine.kv_cache_groups):
+        if scale_of(old) > 1:
+            groups = current.engine.kv_cache_groups
+            one = scaled(old, scale_of(old) // 2)
+            current = yield _with_groups(current, (*groups[:at], one, *groups[at + 1 :]), False)
 
 
 def _with_groups(scenario: Scenario, groups: tuple[Group, ...], with_pool: bool) -> Scenario:

@@ -15,7 +15,7 @@ from collections import deque
 from typing import Any
 
 from harness import compat, features, presence
-from harness.groups import has_mamba, states_are_cached
+from harness.groups import has_mamba, state_tokens, states_are_cached
 from harness.kv_groups import grouped
 from harness.limits import batches_in_flight, scheduler_fields
 from harness.peers.events import Listener
@@ -120,7 +120,7 @@ def _device_config() -> Any:
 def mamba_cache(engine: Engine) -> dict[str, Any]:
     """What MambaModelConfig settles for a hybrid model."""
     return (
-        {"mamba_cache_mode": "align", "mamba_block_size": engine.block_size}
+        {"mamba_cache_mode": "align", "mamba_block_size": state_tokens(engine)}
         if states_are_cached(engine)
         else {}
     )

@@ -6,7 +6,7 @@ rejected, with the reason; generators leave it out.
 
 from collections.abc import Callable, Mapping
 
-from harness.groups import is_hybrid, reads_across, states_are_cached
+from harness.groups import has_block_sizes, is_hybrid, reads_across, state_tokens, states_are_cached
 from harness.scenario import Pause, Reset, Scenario
 
 
@@ -45,6 +45,9 @@ def _drafts_by_batch_size(scenario: Scenario) -> bool:
 OPTIONAL: Mapping[str, Callable[[Scenario], bool]] = {
     "encoder_decoder": lambda scenario: reads_across(scenario.engine),
     "groups": lambda scenario: bool(scenario.engine.kv_cache_groups) and not is_hybrid(scenario.engine),
+    "mamba_block_sizes": lambda scenario: (
+        has_block_sizes(scenario.engine) and state_tokens(scenario.engine) > scenario.engine.block_size
+    ),
     "mamba_cache": lambda scenario: states_are_cached(scenario.engine),
     "pause": _pauses,
     "encoder_reset": _resets_encoder,

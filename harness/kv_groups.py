@@ -8,7 +8,7 @@ release.
 from typing import Any
 
 from harness import compat
-from harness.groups import groups_of, looks_ahead, states_are_cached, tokens_per_block
+from harness.groups import groups_of, looks_ahead, scale_of, states_are_cached, tokens_per_block
 from harness.scenario import Chunked, Engine, Full, Group, Mamba, Window
 from harness.verdict import HarnessError
 
@@ -28,12 +28,14 @@ def _layers(engine: Engine) -> dict[str, Any]:
     if looks_ahead(engine):
         last = max(index for index, group in enumerate(groups) if isinstance(group, Full))
         del layers[f"model.layers.{2 * last + 1}"]
-        layers["model.drafter"] = _spec(engine, Full(), is_draft=True)
+        layers["model.drafter"] = _spec(engine, groups[last], is_draft=True)
     return layers
 
 
 def _spec(engine: Engine, group: Group, **more: Any) -> Any:
-    """vLLM's KVCacheSpec of a layer; head and number sizes are of no consequence, but the same for all."""
+    """vLLM's KVCacheSpec of a layer. Head and number sizes are of no consequence, but pages are equally large: a layer
+    with half the head has blocks of twice the size, as `unify_kv_cache_spec_page_size` would make them.
+    """
     import torch
     from vllm.v1.kv_cache_interface import (
         ChunkedLocalAttentionSpec,
@@ -42,6 +44,7 @@ def _spec(engine: Engine, group: Group, **more: Any) -> Any:
         SlidingWindowSpec,
     )
 
+    heads = max(map(scale_of, groups_of(engine)))
     if isinstance(group, Mamba):
         # A state as large as a page of the others, which vLLM lets no page be smaller than.
         more = {}
@@ -51,11 +54,13 @@ def _spec(engine: Engine, group: Group, **more: Any) -> Any:
         return compat.construct(
             MambaSpec,
             block_size=tokens_per_block(group, engine),
-            shapes=((2 * engine.block_size,),),
+            shapes=((2 * engine.block_size * heads,),),
             dtypes=(torch.float32,),
             **more,
         )
-    more |= {"block_size": engine.block_size, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
+    size = tokens_per_block(group, engine)
+    head = heads // scale_of(group)
+    more |= {"block_size": size, "num_kv_heads": 1, "head_size": head, "dtype": torch.float32}
     if isinstance(group, Window):
         return compat.construct(SlidingWindowSpec, sliding_window=group.size, **more)
     if isinstance(group, Chunked):

@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import inspect
 from collections.abc import Callable, Mapping
 
 from harness.compat import DYNAMIC_DRAFTS, accepts, loads_are_whole_blocks, optional
@@ -32,6 +33,17 @@ def _any_mixture_of_groups() -> bool:
     return verify is not None and "attention_groups" in verify.__code__.co_names
 
 
+def _hashes_for_any_state_block() -> bool:
+    """Not from 0.20 to 0.27: hashes are for the largest blocks then, and the coordinator asserts that there are no
+    smaller ones.
+    """
+    resolve = optional("vllm.v1.core.kv_cache_utils", "resolve_kv_cache_block_sizes")
+    if resolve is None:
+        return True
+    inner = (code for code in resolve.__code__.co_consts if inspect.iscode(code))
+    return any("mamba_cache_mode" in code.co_names for code in (resolve.__code__, *inner))
+
+
 def _has_v2_runner() -> bool:
     """Whether a configuration can have the V2 model runner (from 0.22), with parts for CPUs (from 0.23)."""
     from vllm.config import VllmConfig
@@ -47,6 +59,10 @@ _PRESENT: Mapping[str, tuple[Callable[[], bool], str]] = {
     "encoder_decoder": (
         lambda: optional("vllm.v1.core.encoder_cache_manager", "EncoderDecoderCacheManager") is not None,
         "EncoderDecoderCacheManager (from 0.13)",
+    ),
+    "mamba_block_sizes": (
+        _hashes_for_any_state_block,
+        "cached Mamba states with larger blocks than another group's stop it from starting",
     ),
     "mamba_cache": (
         lambda: optional("vllm.v1.worker.mamba_utils", "preprocess_mamba") is not None,

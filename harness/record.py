@@ -32,6 +32,7 @@ def dispatched(world: World, step: Step) -> Dispatched:
             )
             for request, source, blocks, computed in rows
         ),
+        copies=step.copies,
         finished=step.finished,
         preempted=step.preempted,
         freed_encoder=step.freed_encoder,

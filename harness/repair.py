@@ -11,6 +11,7 @@ from harness.groups import (
     has_mamba,
     looks_ahead,
     reads_across,
+    state_tokens,
     states_are_cached,
 )
 from harness.limits import batches_in_flight, repair_limits
@@ -78,13 +79,13 @@ def _repair_states(engine: Engine) -> Engine:
             speculative=engine.speculative if looks_ahead(engine) else None,
             async_scheduling=False,
         )
-    threshold = engine.long_prefill_token_threshold
+    threshold, size = engine.long_prefill_token_threshold, state_tokens(engine)
     return replace(
         engine,
         # MambaModelConfig: chunked prefill is required; VllmConfig: a chunk can be a block.
         enable_chunked_prefill=True,
-        max_num_batched_tokens=max(engine.max_num_batched_tokens, engine.block_size),
-        long_prefill_token_threshold=max(threshold, engine.block_size) if threshold else 0,
+        max_num_batched_tokens=max(engine.max_num_batched_tokens, size),
+        long_prefill_token_threshold=max(threshold, size) if threshold else 0,
         # The stub's states are proven on one stage of the V1 runner.
         model_runner="v1",
         pipeline_parallel_size=1,
@@ -109,9 +110,9 @@ def _repair_engine(engine: Engine, images: tuple[int, ...]) -> Engine:
             model_runner="v1",
             pipeline_parallel_size=1,
         )
-    engine = _repair_states(engine)
-    sliding_window, groups = canonical_groups(engine)
-    engine = replace(engine, sliding_window=sliding_window, kv_cache_groups=groups)
+    sliding_window, groups = canonical_groups(_repair_states(engine))
+    # A second time: the groups that stay say how large a state's block is.
+    engine = _repair_states(replace(engine, sliding_window=sliding_window, kv_cache_groups=groups))
     if engine.pipeline_parallel_size > 1:
         # The loop takes drafts right after a dispatch, when the step is in flight: each request with drafts is then
         # scheduled for them alone. vLLM checks nothing. The V2 runner's stages hand tokens on; its stub is one stage.

@@ -86,7 +86,30 @@ class Mamba(_Base, frozen=True, tag="mamba", tag_field="kind", array_like=True):
     """
 
 
-Group: TypeAlias = Full | Window | Chunked | Mamba
+Scale: TypeAlias = Literal[2, 4]
+"""How many times as many positions as a block of the engine (`block_size`) a wide group's block holds."""
+
+
+class WideFull(Full, frozen=True, tag="wide_full"):
+    """Full attention with larger blocks: vLLM gives them to layers that need less memory a position."""
+
+    scale: Scale = 2
+
+
+class WideWindow(Window, frozen=True, tag="wide_window"):
+    """A sliding window with larger blocks."""
+
+    scale: Scale = 2
+
+
+class WideMamba(Mamba, frozen=True, tag="wide_mamba"):
+    """States at the ends of larger blocks: as next to a drafter whose layers have smaller ones."""
+
+    scale: Scale = 2
+
+
+Wide: TypeAlias = WideFull | WideWindow | WideMamba
+Group: TypeAlias = Full | Window | Chunked | Mamba | Wide
 
 
 class Connector(_Base, frozen=True):
@@ -100,7 +123,7 @@ class Engine(_Base, frozen=True):
     """Configuration of the engine; every name but `interleaving`, `model_runner` and `data_parallel` is vLLM's.
 
     A model has one full-attention group, or one and a window group (`sliding_window`); `kv_cache_groups` says every
-    other mixture (`harness.groups`).
+    other mixture (`harness.groups`). `block_size` is that of the group with the smallest blocks.
 
     `interleaving="free"` lets results be delivered in orders that today's `EngineCore` loop does not make, within the
     same contract (first in, first out; no more batches in flight than the configuration allows).

@@ -11,11 +11,8 @@ from typing import Any
 from harness.peers.orders import Orders
 from harness.verdict import HarnessError
 
-_NOT_MODELLED = (
-    "kv_cache_block_copies",
-    "ec_connector_metadata",
-)
-"""Copies and connectors for encoders: no engine that the language can say makes vLLM use them."""
+_NOT_MODELLED = ("ec_connector_metadata",)
+"""Connectors for encoders: no engine that the language can say makes vLLM use them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +69,8 @@ class Step:
     """`num_spec_tokens_to_schedule`: drafts to make after this step; not said up to 0.23."""
     zeroed: tuple[int, ...] = ()
     """Blocks whose memory the worker fills with zeros before it does anything else with them."""
+    copies: tuple[tuple[int, int], ...] = ()
+    """Blocks that the worker copies after that, (from, to): what is shared is not written (from 0.26)."""
     orders: Orders | None = None
     """What the connector's metadata says; None without metadata."""
     loads_first: bool = True
@@ -128,6 +127,10 @@ def copy_step(output: Any, index: int, iteration: int) -> Step:
         structured=bool(getattr(output, "has_structured_output_requests", False)),
         to_draft=getattr(output, "num_spec_tokens_to_schedule", None),
         zeroed=tuple(getattr(output, "new_block_ids_to_zero", None) or ()),
+        copies=tuple(
+            (copied.src_block_id, copied.dst_block_id)
+            for copied in getattr(output, "kv_cache_block_copies", None) or ()
+        ),
         orders=None if output.kv_connector_metadata is None else output.kv_connector_metadata.orders,
         loads_first=getattr(output, "has_sync_kv_loads", True),
         skip_drafts=getattr(output, "skip_drafts", False),

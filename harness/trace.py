@@ -72,6 +72,8 @@ class Dispatched(_Entry, frozen=True, tag="step"):
     loads: tuple[Loading, ...] = ()
     sends: tuple[str, ...] = ()
     """Ended requests whose blocks a connector begins to send."""
+    copies: tuple[tuple[int, int], ...] = ()
+    """Blocks that the worker copies before anything else, (from, to)."""
 
 
 class Delivered(_Entry, frozen=True, tag="update"):

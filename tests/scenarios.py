@@ -34,6 +34,9 @@ from harness.scenario import (
     Scenario,
     Speculative,
     Text,
+    WideFull,
+    WideMamba,
+    WideWindow,
     Window,
 )
 
@@ -199,6 +202,28 @@ LEGAL: dict[str, Scenario] = {
         text(17, 7, acceptance=(2, 3)),
         text(26, 6, acceptance=(1,)),
         events=(Arrive(0), Arrive(1, 4), Arrive(2, 3)),
+    ),
+    "block_sizes": scenario(
+        replace(TIGHT, kv_cache_groups=(WideFull(2), Window(6), WideWindow(9, 4)), num_gpu_blocks=24),
+        *BACKLOG,
+        text(30, 3),
+        text(34, 3),
+        events=(Arrive(0), Arrive(1), Arrive(2, 1), Arrive(3, 1), Arrive(4, 6)),
+    ),
+    "block_sizes_eagle": scenario(
+        replace(SMALL, kv_cache_groups=(Full(), WideWindow(6, 2)), speculative=EAGLE, async_scheduling=True),
+        text(33, 6),
+        text(38, 6, acceptance=(1, 2)),
+        text(33, 3),
+        events=(Arrive(0), Arrive(1, 4), Arrive(2, 4)),
+    ),
+    "block_sizes_mamba": scenario(
+        replace(SMALL, max_num_batched_tokens=48, kv_cache_groups=(WideFull(2), Full(), WideMamba(4))),
+        text(15, 6),
+        text(14, 3),
+        text(30, 6),
+        text(30, 6),
+        events=(Arrive(0), Arrive(1, 7), Arrive(2, 7), Arrive(3, 3)),
     ),
     "async": scenario(replace(SMALL, async_scheduling=True), text(20, 6), text(5, 6, 1), delays=(0, 2, 1)),
     "async_preemption": scenario(replace(TIGHT, async_scheduling=True), *BACKLOG),
@@ -520,6 +545,7 @@ TRUE_OF_BOTH = {
     ("O7", "livelock", LOOKED_AHEAD),
     ("O4", "target-read-miss", "cached according to EncoderCacheManager"),
     ("O2", "kv-read-mismatch", "position that the connector loaded"),
+    ("O2", "kv-read-mismatch", "position that the request computed"),
     ("O13", "write-null-block", "SchedulerOutput"),
     ("O17", "failed-load-not-undone", "Scheduler._handle_invalid_blocks"),
     ("O14", "removed-while-held", "KVEventBatch"),
@@ -537,8 +563,8 @@ KNOWN_TRUE = {
 """(oracle, kind, anchor) of what a release does wrong on legal input. O7: ledger derived-34220; a threshold below an
 image that may not be chunked; on 0.32.0 also an image right behind one that fills the encoder cache, with a drafter
 that looks ahead. O4: the encoder input of a victim of the same pass, allocated and never encoded. O2 and O13:
-a load of a whole prompt leaves a sliding window one token short. O17: a synchronous load that fails beside a step in
-flight. O14: ledger 55092. O5: ledger 51228. O1: ledger derived-reset."""
+a load of a whole prompt leaves a sliding window one token short; O2 also a state ahead of its session. O17: a
+synchronous load that fails beside a step in flight. O14: ledger 55092. O5: ledger 51228. O1: ledger derived-reset."""
 KNOWN_ASSERT = "assert num_new_tokens == 1 + self.num_spec_tokens"
 """The source line of a known O1 on 0.33.0: long_prefill_token_threshold < 1 + num_speculative_tokens."""
 

@@ -69,6 +69,15 @@ SHOWS = {
         {row.source for row in rows(s)} == {"new", "running"}
         and {tuple(map(len, row.new_blocks))[1:3] for row in rows(s) if row.source == "new"} == {(1, 1)}
     ),
+    "block_sizes": lambda s: (
+        [row.computed for row in rows(s) if row.source == "new"][3:] == [16, 16]
+        and tuple(map(len, rows(s)[0].new_blocks)) == (2, 4, 1)
+    ),
+    "block_sizes_eagle": lambda s: [row.computed for row in rows(s) if row.source == "new"] == [0, 32, 32],
+    "block_sizes_mamba": lambda s: (
+        [row.computed for row in rows(s) if row.source == "new"] == [0, 12, 12, 28]
+        and any(step.copies for step in steps(s))
+    ),
     "async": lambda s: max(step.in_flight for step in steps(s)) == 1,
     "async_preemption": lambda s: any(step.preempted and step.in_flight for step in steps(s)),
     "async_abort": lambda s: ends(s) == {},

@@ -16,6 +16,14 @@ SCENARIOS = ROOT / "corpus" / "regressions"
 LOST = {"O11-lost-request-f1796fd6", "O12-wrong-answer-a321acaa"}
 """Who is in no queue is not counted either."""
 EXPECTED = {
+    "window-short-after-alignment": {"0.20.2": None, "0.24.0": None, "0.33.0": None},
+    "second-full-group-keeps-a-longer-hit": {
+        "0.20.2": "O3-block-written-twice-c90c83e1",
+        "0.24.0": "O3-block-written-twice-c90c83e1",
+        "0.33.0": None,
+    },
+    "a-third-state-in-flight": {"0.20.2": None, "0.24.0": None, "0.33.0": "O7-livelock-8858999d"},
+    "copies-that-the-pool-has-no-room-for": {"0.33.0": "O7-no-progress-085fac0b"},
     "asynchronous-drafts-without-a-mask": {
         "0.20.2": "O16-mask-allows-every-token-eadf5c2b",
         "0.24.0": None,

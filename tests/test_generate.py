@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fuzz.generate import FEATURES, chunk_length, generate, interesting_lengths, parse_features, restrict
 from harness.codec import decode, encode, validate
 from harness.features import uses_v2_ngram
-from harness.groups import blocks_needed, is_hybrid, states_are_cached
+from harness.groups import blocks_needed, has_block_sizes, is_hybrid, state_tokens, states_are_cached
 from harness.repair import repair
 from harness.scenario import (
     Abort,
@@ -52,6 +52,8 @@ def uses(scenario: Scenario, feature: str) -> bool:
         "sliding_window": engine.sliding_window > 0,
         "encoder_decoder": engine.encoder is not None and engine.encoder.is_encoder_decoder,
         "groups": bool(engine.kv_cache_groups) and not is_hybrid(engine),
+        "block_sizes": has_block_sizes(engine),
+        "mamba_block_sizes": state_tokens(engine) > engine.block_size,
         "mamba_cache": states_are_cached(engine),
         "streaming": any(r.chunks is not None for r in requests),
         "free": engine.interleaving == "free",
@@ -96,9 +98,11 @@ NEEDS = {
     "hybrid_failed_load": ("connector", "sliding_window", "failed_load", "hybrid_connector"),
     "v2_ngram": ("v2_runner", "spec"),
     "mamba_cache": ("prefix_cache", "chunked_prefill"),
+    "block_sizes": ("groups",),
+    "mamba_block_sizes": ("prefix_cache", "chunked_prefill", "groups", "block_sizes", "mamba_cache"),
 }
 """Features that are about others."""
-RARE = {"hybrid_failed_load", "mamba_cache", "v2_ngram"}
+RARE = {"hybrid_connector", "hybrid_failed_load", "mamba_cache", "mamba_block_sizes", "v2_ngram"}
 """Features about so many others that among all of them few scenarios have them all."""
 
 

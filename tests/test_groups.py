@@ -6,7 +6,18 @@ from msgspec.structs import replace
 from harness.codec import ScenarioError, decode, encode
 from harness.groups import attended_from, blocks_needed, groups_of
 from harness.repair import repair
-from harness.scenario import Chunked, Engine, Full, Mamba, Scenario, Speculative, Window
+from harness.scenario import (
+    Chunked,
+    Engine,
+    Full,
+    Mamba,
+    Scenario,
+    Speculative,
+    WideFull,
+    WideMamba,
+    WideWindow,
+    Window,
+)
 
 EAGLE = Speculative("eagle", 1)
 
@@ -34,6 +45,15 @@ def repaired(*groups, **engine):
         ((Full(), Window(6)), {"sliding_window": 3}, 6),
         ((Mamba(),), {}, (Mamba(), Full())),
         ((Mamba(), Full(), Mamba()), {}, (Mamba(), Mamba(), Full())),
+        ((WideFull(2),), {}, ()),
+        ((WideFull(4), WideWindow(6, 2)), {}, (WideFull(2), Window(6))),
+        ((WideFull(4), WideWindow(6, 4)), {}, 6),
+        ((Full(), WideWindow(6, 2), Chunked(8)), {}, (Full(), Window(6), Chunked(8))),
+        ((WideFull(2), Window(6)), {"speculative": EAGLE}, (WideFull(2), Window(6))),
+        ((Full(), Mamba(), WideMamba(4)), {}, (Full(), Mamba(), Mamba())),
+        ((WideFull(4), WideMamba(2), Mamba()), {}, (WideFull(2), Mamba(), Mamba())),
+        ((Full(), WideMamba(4)), {}, (Full(), WideMamba(4))),
+        ((WideFull(2), WideMamba(4)), {"enable_prefix_caching": False}, (Full(), Mamba())),
         ((Full(), Window(6), Window(7)), {"sliding_window": 3}, (Full(), Window(6), Window(7))),
     ],
 )
@@ -46,6 +66,31 @@ def test_a_file_says_groups_in_one_line():
     scenario = repair(Scenario(1, engine))
     assert b'"kv_cache_groups": [["window", 6], ["full"], ["chunked", 16]]' in encode(scenario)
     assert decode(encode(scenario)) == scenario
+
+
+def test_a_wide_group_is_spelled_with_its_scale():
+    scenario = repair(Scenario(1, Engine(kv_cache_groups=(Full(), WideWindow(6, 4), WideMamba(2)))))
+    assert b'"kv_cache_groups": [["full"], ["wide_window", 6, 4], ["wide_mamba", 2]]' in encode(scenario)
+    assert decode(encode(scenario)) == scenario
+
+
+def test_a_wide_group_holds_fewer_blocks():
+    engine = Engine(max_model_len=36, block_size=4)
+    assert [
+        blocks_needed(replace(engine, kv_cache_groups=groups))
+        for groups in (
+            (Full(), WideFull(4)),
+            (WideFull(2), Window(5)),
+            (WideFull(2), Window(5), WideMamba(2)),
+        )
+    ] == [1 + 9 + 3, 1 + 5 + 9, 1 + 5 + 10 + 2]
+
+
+def test_a_chunk_can_be_a_wide_state_s_block():
+    engine = repair(
+        Scenario(1, Engine(kv_cache_groups=(Full(), WideMamba(4)), max_num_batched_tokens=8, block_size=4))
+    ).engine
+    assert engine.max_num_batched_tokens == 16
 
 
 def test_the_other_spelling_is_refused():

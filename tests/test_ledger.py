@@ -65,7 +65,7 @@ def ids(oracle: str, kind: str, anchor: str, version: str) -> tuple[str, ...]:
             "0.32.0",
             ("57562",),
         ),
-        ("O2", "kv-read-mismatch", "position taken from the prefix cache", "0.33.0", ("43569",)),
+        ("O2", "kv-read-mismatch", "position taken from the prefix cache", "0.33.0", ("43569", "54076")),
         ("O2", "kv-read-mismatch", "position that the request computed", "0.25.1", ()),
         ("O8", "wrong-token", "EngineCoreOutput.new_token_ids", "0.33.0", ()),
     ],

@@ -3,7 +3,7 @@
 Each is the smallest edit that takes the bug away, not a proposal. Written for 0.33.0.
 """
 
-from harness.planting.edits import precede, swap
+from harness.planting.edits import assign, precede, swap
 from harness.planting.plant import Edit, Plant
 
 _ACROSS = "vllm.v1.core.encoder_cache_manager:EncoderDecoderCacheManager"
@@ -22,6 +22,20 @@ PLANTS = (
                     "    first = preempted_req.num_computed_tokens // manager.block_size\n"
                     "    for block in manager.req_to_blocks[preempted_req.request_id][first:]:\n"
                     "        self.kv_cache_manager.block_pool._maybe_evict_cached_block(block)",
+                ),
+            ),
+        ),
+    ),
+    Plant(
+        "mend-54076",
+        "mended: chunks end where blocks of recurrent states end, whatever the smallest block of all groups is",
+        (
+            Edit(
+                f"{_SCHEDULER}._mamba_block_aligned_split",
+                assign(
+                    "block_size",
+                    "next(group.kv_cache_spec.block_size for group in self.kv_cache_config.kv_cache_groups "
+                    "if isinstance(group.kv_cache_spec, MambaSpec))",
                 ),
             ),
         ),

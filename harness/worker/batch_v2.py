@@ -9,6 +9,7 @@ count feeds a copy on the host only: which rows prefill, which items they gather
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from harness.groups import groups_of, scale_of
 from harness.model import Reference
 from harness.scenario import Engine
 from harness.step import CachedRow, NewRow, Step
@@ -22,6 +23,12 @@ NO_DRAFT = -1
 """What stands in a slot for drafts that were not proposed; no embedding has it."""
 _ROW_ALIGNMENT = 128
 """Tokens; block tables are as wide as a multiple of it."""
+
+
+def _row_capacity(max_model_len: int, block_size: int) -> int:
+    """Blocks that a request's row has room for in a group with blocks of that size."""
+    blocks, alignment = -(-max_model_len // block_size), _ROW_ALIGNMENT // block_size
+    return -(-blocks // alignment) * alignment
 
 
 @dataclass(slots=True)
@@ -55,9 +62,8 @@ class BatchV2(Batch):
         speculative = engine.speculative
         self._num_spec = speculative.num_speculative_tokens if speculative else 0
         self._counts_run_ahead = engine.async_scheduling and speculative is not None
-        blocks = -(-engine.max_model_len // engine.block_size)
-        alignment = _ROW_ALIGNMENT // engine.block_size
-        self._row_capacity = -(-blocks // alignment) * alignment
+        sizes = [engine.block_size * scale_of(group) for group in groups_of(engine)]
+        self._row_capacities = [_row_capacity(engine.max_model_len, size) for size in sizes]
 
     @property
     def requests(self) -> dict[str, Slot]:
@@ -116,12 +122,11 @@ class BatchV2(Batch):
         self._append(slot, row.request, row.new_block_ids or ())
 
     def _append(self, slot: Slot, request: str, block_ids: tuple[tuple[int, ...], ...]) -> None:
-        for group, (table, blocks) in enumerate(zip(slot.tables, block_ids, strict=False)):
+        rows = zip(slot.tables, block_ids, self._row_capacities, strict=False)
+        for group, (table, blocks, capacity) in enumerate(rows):
             table.extend(blocks)
-            if len(table) > self._row_capacity:
-                message = (
-                    f"{request} has {len(table)} blocks in group {group}; a row has {self._row_capacity}"
-                )
+            if len(table) > capacity:
+                message = f"{request} has {len(table)} blocks in group {group}; a row has {capacity}"
                 breach = Breach("table-overflow", message, request, self.traits.tables_are_bounded)
                 if breach.fails:
                     raise self.fail(breach)

@@ -27,7 +27,7 @@ class StubMemory:
         size = self._kv.block_size
         contents = self._true(order.request, order.start, order.stop)
         for group, table in enumerate(order.tables):
-            slots = self._kv.slots(list(table), order.start, order.stop)
+            slots = self._kv.slots(group, list(table), order.start, order.stop)
             self._kv.write(group, np.where(slots < size, -1, slots), contents)
         self.has_failed = self.has_failed or bool(order.failed)
         for block in order.failed:
@@ -38,7 +38,7 @@ class StubMemory:
         if not order.tokens:
             return
         expected = self._true(order.request, 0, order.tokens)
-        slots = self._kv.slots(list(order.tables[0]), 0, order.tokens)
+        slots = self._kv.slots(0, list(order.tables[0]), 0, order.tokens)
         wrong = self._kv.mismatches(0, slots, expected)
         if len(wrong):
             found = self._kv.describe(int(slots[wrong[0]]))

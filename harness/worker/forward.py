@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from harness.groups import attended_from, groups_of, looks_ahead, reads_across
+from harness.groups import attended_from, groups_of, looks_ahead, reads_across, scale_of
 from harness.model import Reference, mix
 from harness.peers.mover import Mover
 from harness.scenario import Engine, Mamba
@@ -57,7 +57,8 @@ class Forward:
         self.num_spec = speculative.num_speculative_tokens if speculative else 0
         self.looks_ahead = looks_ahead(engine)
         self.groups = groups_of(engine)
-        self.kv = KvShadow(engine.num_gpu_blocks, engine.block_size, len(self.groups))
+        sizes = [engine.block_size * scale_of(group) for group in self.groups]
+        self.kv = KvShadow(engine.num_gpu_blocks, sizes)
         self.states = States(engine)
         self.encoder_cache: set[str] = set()
         self.ever_encoded: set[str] = set()
@@ -194,14 +195,14 @@ class Forward:
                     continue
                 spreads = True
                 self.spoiled.add(request)
-                for table in self.batch.requests[request].tables:
-                    self.kv.spoil(self.kv.slots(table, start, start + len(inputs[request])))
+                for group, table in enumerate(self.batch.requests[request].tables):
+                    self.kv.spoil(self.kv.slots(group, table, start, start + len(inputs[request])))
 
     def _attends_to_spoiled(self, request: str, start: int) -> bool:
         tables = self.batch.requests[request].tables
         return any(
-            self.kv.is_spoiled(self.kv.slots(table, attended_from(kind, start), start))
-            for table, kind in zip(tables, self.groups, strict=True)
+            self.kv.is_spoiled(self.kv.slots(group, table, attended_from(kind, start), start))
+            for group, (table, kind) in enumerate(zip(tables, self.groups, strict=True))
         )
 
     def _write(self, request: str, start: int, tokens: list[int], drafts: int) -> None:
@@ -213,7 +214,7 @@ class Forward:
                 written, place = contents[-1 - drafts :], self.states.target(request)
                 slots = self._states(request, table, place, place + drafts)
             else:
-                slots, written = self._slots(request, table, start, start + len(tokens)), contents
+                slots, written = self._slots(request, group, start, start + len(tokens)), contents
             wrong = np.flatnonzero(slots < self.kv.block_size)
             if len(wrong):
                 position = start + int(wrong[0])
@@ -222,9 +223,10 @@ class Forward:
                 self.observations.append(Breach("write-" + what.replace(" ", "-"), message, request))
             self.kv.write(group, slots, written)
 
-    def _slots(self, request: str, table: list[int], start: int, stop: int) -> Slots:
-        """Slots of positions [start, stop)."""
-        return self._checked(request, self.kv.slots(table, start, stop))
+    def _slots(self, request: str, group: int, start: int, stop: int) -> Slots:
+        """Slots of positions [start, stop) of a group."""
+        table = self.batch.requests[request].tables[group]
+        return self._checked(request, self.kv.slots(group, table, start, stop))
 
     def _states(self, request: str, table: list[int], first: int, last: int) -> Slots:
         """Slots of the states in places first to last of a block table."""
@@ -266,7 +268,7 @@ class Forward:
                 place = self.states.source(request)
                 slots = self._states(request, table, place, place)
             else:
-                slots = self._slots(request, table, first, start)
+                slots = self._slots(request, group, first, start)
             expected = np.array(cached.reference.contents[first:start], dtype=np.uint64)
             expected ^= np.uint64(cached.reference.salt)
             wrong = self.kv.mismatches(group, slots, expected)

@@ -1,10 +1,11 @@
 """Shadow memory: for each physical KV slot, the fingerprint of the prefix whose key and value it holds.
 
 All KV cache groups draw their blocks from one pool, as in vLLM; a slot remembers the group that wrote it, so that
-reading another group's block is seen. Slot 0..block_size-1 is the null block, which nobody owns.
+reading another group's block is seen. A block has as many slots as the largest group's blocks have positions; groups
+with smaller ones use the first of them. Slot 0..block_size-1 is the null block, which nobody owns.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,25 +24,28 @@ MAX_POSITIONS = MAX_MODEL_LEN + 16
 
 
 class KvShadow:
-    """`num_blocks` blocks of `block_size` slots, all unwritten."""
+    """`num_blocks` blocks, all unwritten; `sizes` are the groups' positions per block."""
 
-    def __init__(self, num_blocks: int, block_size: int, num_groups: int) -> None:
-        self.block_size = block_size
-        self.contents: Contents = np.zeros(num_blocks * block_size, dtype=np.uint64)
+    def __init__(self, num_blocks: int, sizes: Sequence[int]) -> None:
+        self.block_size = max(sizes)
+        """Slots per block."""
+        self.contents: Contents = np.zeros(num_blocks * self.block_size, dtype=np.uint64)
         positions = np.arange(MAX_POSITIONS, dtype=np.int64)
-        self._block_of = positions // block_size
-        self._offset_of = positions % block_size
-        self._salts = [np.uint64(mix(group, 7)) for group in range(num_groups)]
+        self._sizes = tuple(sizes)
+        self._block_of = {size: positions // size for size in sizes}
+        self._offset_of = {size: positions % size for size in sizes}
+        self._salts = [np.uint64(mix(group, 7)) for group in range(len(sizes))]
 
-    def slots(self, table: list[int], start: int, stop: int) -> Slots:
-        """Slots of positions [start, stop); -1 where the block table has no entry."""
-        first = start // self.block_size
-        known = np.array(table[first : -(-stop // self.block_size)], dtype=np.int64)
-        missing = -(-stop // self.block_size) - first - len(known)
+    def slots(self, group: int, table: list[int], start: int, stop: int) -> Slots:
+        """Slots of a group's positions [start, stop); -1 where the block table has no entry."""
+        size = self._sizes[group]
+        first = start // size
+        known = np.array(table[first : -(-stop // size)], dtype=np.int64)
+        missing = -(-stop // size) - first - len(known)
         if missing > 0:
             known = np.append(known, np.full(missing, -1, dtype=np.int64))
-        blocks = known[self._block_of[start:stop] - first]
-        slots: Slots = blocks * self.block_size + self._offset_of[start:stop]
+        blocks = known[self._block_of[size][start:stop] - first]
+        slots: Slots = blocks * self.block_size + self._offset_of[size][start:stop]
         if missing > 0:
             slots[blocks < 0] = -1
         return slots
@@ -55,6 +59,13 @@ class KvShadow:
         """What fresh memory holds: nothing that anybody may read."""
         for block in blocks:
             self.contents[block * self.block_size : (block + 1) * self.block_size] = UNWRITTEN
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Whole blocks, from one to another, all at once."""
+        whole = self.contents.reshape(-1, self.block_size)
+        if copies:
+            sources, targets = map(list, zip(*copies, strict=True))
+            whole[targets] = whole[sources]
 
     def state(self, table: list[int], place: int = 0) -> Slots:
         """The slot of a state: the first of a block of the table; -1 if the table does not go so far."""

@@ -9,7 +9,7 @@ block's end lies among them, that state is copied to where it is looked for (`po
 
 from collections.abc import Iterable
 
-from harness.groups import states_are_cached
+from harness.groups import state_tokens, states_are_cached
 from harness.scenario import Engine
 from harness.step import Step
 
@@ -22,7 +22,7 @@ class States:
 
     def __init__(self, engine: Engine, *, resumed_are_forgotten: bool = True) -> None:
         self.cached = states_are_cached(engine)
-        self._block_size = engine.block_size
+        self._block_size = state_tokens(engine)
         self._resumed_are_forgotten = resumed_are_forgotten
         self._places: dict[str, int] = {}
         self._accepted: dict[str, int] = {}

@@ -47,6 +47,7 @@ class StubV1(Forward):
         self.batch.observations = []
         self._starts, self._inputs, self._untold = {}, {}, []
         self.kv.zero(step.zeroed)
+        self.kv.copy_blocks(step.copies)
         self.encoder_cache.difference_update(step.freed_encoder)
         self.spoiled.clear()
         self._step = step = self.batch.update(step)

@@ -40,6 +40,7 @@ class StubV2(Forward):
         self.encoder_cache.difference_update(step.freed_encoder)
         self.batch.update(step)
         self.kv.zero(step.zeroed)
+        self.kv.copy_blocks(step.copies)
         if step.total == 0:
             return
         self._check_total(step, fails=False)

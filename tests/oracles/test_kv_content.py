@@ -66,6 +66,11 @@ def state_of_the_other(scheduler, output):
             new.block_ids[1][:] = scheduler.kv_cache_manager.get_block_ids("r0")[1]
 
 
+def shares_without_a_copy(scheduler, output):
+    """A block that a hit ends in is to be written, and its copy is forgotten."""
+    output.kv_cache_block_copies = None
+
+
 def hashed_as_the_base_model(original, scheduler, request):
     adapter, request.lora_request = request.lora_request, None
     request.block_hashes.clear()
@@ -129,6 +134,7 @@ FAULTS = {
         "MambaManager.cache_blocks", forgets_what_the_step_makes, TWINS, HIT
     ),
     "another request's state": Fault(SCHEDULE, after(state_of_the_other), "groups_mamba", COMPUTED),
+    "copy forgotten": Fault(SCHEDULE, after(shares_without_a_copy), "block_sizes_mamba", HIT),
     "window left out of a hit": Fault(
         "SlidingWindowManager.find_longest_cache_hit", null_blocks_only, "groups", HIT
     ),

@@ -10,7 +10,7 @@ TABLE = [3, 1]
 
 @pytest.fixture
 def memory():
-    return KvShadow(num_blocks=8, block_size=4, num_groups=2)
+    return KvShadow(num_blocks=8, sizes=(4, 4))
 
 
 def contents(*values):
@@ -31,18 +31,18 @@ def contents(*values):
     ids=["first block", "across blocks", "past the table", "beyond it", "no table", "null block", "nothing"],
 )
 def test_slots(memory, table, start, stop, slots):
-    assert memory.slots(table, start, stop).tolist() == slots
+    assert memory.slots(0, table, start, stop).tolist() == slots
 
 
 def test_what_was_written_is_there(memory):
-    slots = memory.slots(TABLE, 2, 6)
+    slots = memory.slots(0, TABLE, 2, 6)
     memory.write(0, slots, contents(10, 11, 12, 13))
     assert memory.mismatches(0, slots, contents(10, 11, 12, 13)).tolist() == []
     assert memory.mismatches(0, slots, contents(10, 99, 12, 98)).tolist() == [1, 3]
 
 
 def test_a_group_does_not_read_another_s_block(memory):
-    slots = memory.slots(TABLE, 0, 2)
+    slots = memory.slots(0, TABLE, 0, 2)
     memory.write(0, slots, contents(10, 11))
     assert memory.mismatches(1, slots, contents(10, 11)).tolist() == [0, 1]
 
@@ -58,9 +58,9 @@ def test_a_missing_entry_is_not_written(memory):
 
 
 def test_zeroed_blocks_hold_nothing(memory):
-    memory.write(0, memory.slots(TABLE, 0, 8), contents(*range(1, 9)))
+    memory.write(0, memory.slots(0, TABLE, 0, 8), contents(*range(1, 9)))
     memory.zero([1, 5])
-    assert memory.mismatches(0, memory.slots(TABLE, 0, 8), contents(*range(1, 9))).tolist() == [4, 5, 6, 7]
+    assert memory.mismatches(0, memory.slots(0, TABLE, 0, 8), contents(*range(1, 9))).tolist() == [4, 5, 6, 7]
 
 
 def test_a_state_is_in_the_first_block(memory):
@@ -77,3 +77,16 @@ def test_a_wrong_slot_is_named(memory, slot, found):
     memory.write(0, np.array([5, 2]), contents(1, 7))
     assert memory.mismatches(0, np.array([slot]), contents(7)).tolist() == [0]
     assert memory.describe(slot) == found
+
+
+def test_groups_address_blocks_by_their_own_sizes():
+    mixed = KvShadow(num_blocks=4, sizes=(4, 2))
+    assert mixed.slots(0, TABLE, 2, 6).tolist() == [14, 15, 4, 5]
+    assert mixed.slots(1, TABLE, 1, 5).tolist() == [13, 4, 5, -1]
+
+
+def test_a_copy_is_of_the_whole_block(memory):
+    memory.write(0, memory.slots(0, [3], 0, 4), contents(1, 2, 3, 4))
+    memory.copy_blocks([(3, 5), (2, 3)])
+    assert memory.mismatches(0, memory.slots(0, [5], 0, 4), contents(1, 2, 3, 4)).tolist() == []
+    assert memory.describe(12) == "unwritten"

@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from harness.scenario import Engine, Full, Mamba, Speculative
+from harness.scenario import Engine, Full, Mamba, Speculative, WideMamba
 from harness.step import CachedRow
 from harness.worker.states import States
 from worker.steps import step
@@ -26,6 +26,12 @@ def test_a_state_moves_to_the_block_in_which_the_step_ends():
     assert one.target("r0") == 1
     assert one.place("r0", 6, 2) is None
     assert one.place("r0", 8, 1) == (1, 2)
+
+
+def test_a_wide_group_s_state_moves_less_often():
+    one = States(replace(ENGINE, kv_cache_groups=(Full(), WideMamba(2))))
+    assert one.place("r0", 4, 4) is None, "a hit inside a block is where the step works"
+    assert one.place("r0", 8, 1) == (0, 1)
 
 
 def test_a_hit_is_where_its_last_position_is():

@@ -333,7 +333,7 @@ def test_items_that_are_not_the_client_s_are_seen():
     assert breaches(execution) == ["items-changed"]
 
 
-@pytest.mark.parametrize("field", ["kv_cache_block_copies", "ec_connector_metadata"])
+@pytest.mark.parametrize("field", ["ec_connector_metadata"])
 def test_what_no_worker_models_is_refused_and_not_forgiven(field):
     with pytest.raises(HarnessError, match=field):
         copy_step(SimpleNamespace(**{field: [1]}), 0, 0)
@@ -426,7 +426,7 @@ def mismatches(execution):
 )
 def test_chunked_local_attention_reads_its_own_chunk_only(computed, local, seen):
     worker = stub(ONE, CHUNKED)
-    worker.kv.write(1, worker.kv.slots([1, 2], 0, 6), np.array(R0.contents[:6], dtype=np.uint64))
+    worker.kv.write(1, worker.kv.slots(1, [1, 2], 0, 6), np.array(R0.contents[:6], dtype=np.uint64))
     assert mismatches(worker.execute(step(new(R0, local, (1, 2), computed=computed), tokens=1))) == seen
 
 
@@ -520,7 +520,7 @@ def test_what_is_computed_from_a_failed_load_is_as_wrong_and_so_is_what_it_sampl
         request: [wrong_token(known[request].token(end))] for request, end in (("r0", 6), ("r1", 9))
     }
     assert worker.mover.transfers.invalid == {1}
-    assert worker.kv.is_spoiled(worker.kv.slots([1, 2], 4, 6))
+    assert worker.kv.is_spoiled(worker.kv.slots(0, [1, 2], 4, 6))
 
 
 def test_a_send_finds_whether_its_blocks_still_hold_what_was_computed():
@@ -529,6 +529,6 @@ def test_a_send_finds_whether_its_blocks_still_hold_what_was_computed():
     send = SendOrder("r0", ((1, 2),), 6, 0)
     worker.execute(ordered(tokens=6, rows=(row,)))
     assert worker.execute(dataclasses.replace(step(), orders=Orders(sends=(send,)))).observations == ()
-    worker.kv.spoil(worker.kv.slots([1, 2], 5, 6))
+    worker.kv.spoil(worker.kv.slots(0, [1, 2], 5, 6))
     found = worker.execute(dataclasses.replace(step(), orders=Orders(sends=(send,)))).observations
     assert found == (SentMismatch("r0", 5, "what a failed load left"),)

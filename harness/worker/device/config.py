@@ -9,11 +9,12 @@ inspected in another process.
 import functools
 import json
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from harness import build, compat
-from harness.groups import groups_of, looks_ahead
+from harness.groups import groups_of, looks_ahead, scale_of
 from harness.model import VOCABULARY
 from harness.scenario import MAX_GROUPS, MAX_MODEL_LEN, Chunked, Engine, Full, Group, Mamba, Window
 from harness.worker.device.integers import LIMBS
@@ -151,8 +152,13 @@ def groups_in(config: Any) -> tuple[Group, ...]:
     return tuple(config.model_config.hf_config.schedfuzz_groups)
 
 
+def last_full(groups: Sequence[Group]) -> int:
+    """Index of the group that the drafter's memory is in."""
+    return max(at for at, group in enumerate(groups) if isinstance(group, Full))
+
+
 def spec_of(config: Any, group: Group) -> Any:
-    """The KV cache spec of a memory: pages for one head of `LIMBS` floats, key and value, or as large."""
+    """The KV cache spec of a memory: pages of one size, for heads of `LIMBS` floats or more, key and value."""
     import torch
     from vllm.v1.kv_cache_interface import (
         ChunkedLocalAttentionSpec,
@@ -161,6 +167,7 @@ def spec_of(config: Any, group: Group) -> Any:
         SlidingWindowSpec,
     )
 
+    heads = max(map(scale_of, groups_in(config)))
     if isinstance(group, Mamba):
         # One state, as large as a page of attention, of a type for which vLLM prepares no kernels of its own.
         mode = getattr(config.cache_config, "mamba_cache_mode", "none")
@@ -168,16 +175,16 @@ def spec_of(config: Any, group: Group) -> Any:
             MambaSpec,
             block_size=config.model_config.max_model_len
             if mode == "none"
-            else config.cache_config.block_size,
-            shapes=((2 * LIMBS * config.cache_config.block_size,),),
+            else config.cache_config.block_size * scale_of(group),
+            shapes=((2 * LIMBS * config.cache_config.block_size * heads,),),
             dtypes=(torch.float32,),
             mamba_type=compat.linear_attention(),
             mamba_cache_mode=mode,
         )
     common = {
-        "block_size": config.cache_config.block_size,
+        "block_size": config.cache_config.block_size * scale_of(group),
         "num_kv_heads": 1,
-        "head_size": LIMBS,
+        "head_size": LIMBS * heads // scale_of(group),
         "dtype": torch.float32,
     }
     if isinstance(group, Window):
@@ -196,8 +203,8 @@ def kv_cache_config(engine: Engine, config: Any) -> Any:
     groups = groups_of(engine)
     names = [[layer(number)] for number in range(len(groups))]
     if looks_ahead(engine):
-        names[max(at for at, group in enumerate(groups) if isinstance(group, Full))].append(layer(DRAFTER))
-    page = spec_of(config, Full()).page_size_bytes
+        names[last_full(groups)].append(layer(DRAFTER))
+    page = spec_of(config, groups[0]).page_size_bytes
     return KVCacheConfig(
         num_blocks=engine.num_gpu_blocks,
         kv_cache_tensors=compat.kv_cache_tensors(names, page, engine.num_gpu_blocks),

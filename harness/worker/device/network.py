@@ -152,7 +152,7 @@ class Target(_Network):
         values = ADAPTERS.values(len(keys), keys.device) if self.adapts else torch.zeros_like(keys)
         keys = keys + torch.where(positions == 0, values, 0)
         memories: Any = list(self.model.memories)
-        whole = memories.pop(next(at for at, memory in enumerate(memories) if memory.group == Full()))
+        whole = memories.pop(next(at for at, memory in enumerate(memories) if isinstance(memory.group, Full)))
         found = whole(keys)
         if found is None:
             return _hidden(keys)
@@ -214,8 +214,10 @@ class Drafter(_Network):
 
     @staticmethod
     def groups(vllm_config: Any) -> Mapping[int, Group]:
-        """One memory of its own, with full attention."""
-        return {config.DRAFTER: Full()}
+        """One memory of its own, in the last group with full attention."""
+        return {
+            config.DRAFTER: config.groups_in(vllm_config)[config.last_full(config.groups_in(vllm_config))]
+        }
 
     def forward(
         self,

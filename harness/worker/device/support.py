@@ -13,7 +13,7 @@ UNSUPPORTED: Mapping[str, str] = {"pipeline": _STAGES}
 
 def cannot_run(scenario: Scenario) -> str | None:
     """Why the device worker cannot run a scenario, or None. `UNSUPPORTED` speaks of whole features, this of uses."""
-    if Full() not in groups_of(scenario.engine):
+    if not any(isinstance(group, Full) for group in groups_of(scenario.engine)):
         return "no layer of the device's network sees the whole prefix, so that it could not tell what follows it"
     if scenario.engine.pipeline_parallel_size > 1:
         return _STAGES
