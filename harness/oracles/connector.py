@@ -32,6 +32,8 @@ class ConnectorProtocol(Oracle):
         super().__init__(*arguments)
         self._written: dict[int, frozenset[int]] = {}
         """Step index -> blocks that the step writes; for steps in flight."""
+        self._heard = 0
+        """How many of the hooks' protests have been told."""
 
     def dispatched(self, step: Step) -> None:
         external = self.world.external
@@ -125,9 +127,9 @@ class ConnectorProtocol(Oracle):
         """What the hooks met, and who holds the blocks of transfers."""
         external = self.world.external
         assert external is not None
-        for protest in external.protests:
+        for protest in external.protests[self._heard :]:
             self.report(protest.kind, protest.hook, protest.message, protest.request)
-        external.protests.clear()
+        self._heard = len(external.protests)
         if not external.loads and not external.sends:
             return
         held: dict[str, set[int]] = {}

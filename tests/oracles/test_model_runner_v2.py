@@ -60,8 +60,9 @@ OTHERWISE = {
     "wrong tokens resent",
     "resumed without a table",
     "a state that this very step makes",
+    "copy forgotten",
 }
-"""Faults of O13 that V2 does not notice, or takes in another way: `FAULTS` and `UNNOTICED` below; and one of O2, with
+"""Faults of O13 that V2 does not notice, or takes in another way: `FAULTS` and `UNNOTICED` below; and two of O2, with
 cached Mamba states, which are for V1.
 """
 SHARED = {

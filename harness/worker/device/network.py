@@ -85,7 +85,7 @@ class Body(nn.Module):  # type: ignore[misc]
         self.embed_tokens = nn.Embedding(VOCABULARY, WIDTH)
         self.embed_tokens.weight.requires_grad_(False).zero_()[:, 0] = torch.arange(VOCABULARY)
         self.memories = nn.ModuleList(
-            (State if group == Mamba() else Memory)(vllm_config, number, group)
+            (State if isinstance(group, Mamba) else Memory)(vllm_config, number, group)
             for number, group in groups.items()
         )
 
