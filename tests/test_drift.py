@@ -105,6 +105,7 @@ def test_what_cannot_be_read_is_gone(changed: Path) -> None:
     (changed / "config/kv_transfer.py").unlink()
     assert [sentence.split(";")[0] for sentence in drift.drift(changed)] == [
         "Request.__init__ (v1/request.py) is gone",
+        "Request (v1/request.py) is gone",
         "RequestStatus (v1/request.py) is gone",
         "KVTransferConfig (config/kv_transfer.py) is gone",
     ]
