@@ -20,6 +20,9 @@ def runner_traits() -> Traits:
         drafter_falls_back=_falls_back(_runner_function("_gather_mm_embeddings")),
         drafts_without_room=_drafts_without_room(),
         drops_drafts="self._draft_token_ids is None" in ast.unparse(_runner_function("_update_states")),
+        # Counted where drafts are written into a row; up to 0.13 `_update_states` does it, for rows that stay only.
+        returning_drafts_are_counted="prev_num_draft_len = num_spec_tokens"
+        not in ast.unparse(_runner_function("_update_states")),
         counts_are_optimistic="optimistic_num_accepted" in ast.unparse(_runner_function("_update_states")),
         placeholders_are_clamped="clamp_(min=0)" in ast.unparse(_runner_function("_preprocess")),
         resumed_states_are_forgotten=_resumed_states_are_forgotten(),

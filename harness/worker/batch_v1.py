@@ -104,7 +104,8 @@ class BatchV1(Batch):
                 self.token_rows.add(request, cached.row)
         self.token_rows.condense()
         for request in self.rows:
-            self.requests[request].prev_num_draft_len = len(step.drafts.get(request, ()))
+            counted = request not in self.returned or self.traits.returning_drafts_are_counted
+            self.requests[request].prev_num_draft_len = len(step.drafts.get(request, ())) if counted else 0
         if self.rows.keys() != step.scheduled.keys():
             strays = sorted(self.rows.keys() ^ step.scheduled.keys())
             raise self.fail(

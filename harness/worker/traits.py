@@ -17,6 +17,9 @@ class Traits:
     drops_drafts: bool = False
     """Up to 0.13: with asynchronous scheduling rows lose their drafts if the worker has none; without, if they were
     not in the batch of the step before."""
+    returning_drafts_are_counted: bool = True
+    """Whether, with asynchronous scheduling, drafts that a row comes back with are taken back by the next step as far as
+    they were rejected (from 0.14), or are forgotten, so that the scheduler's count stands."""
     counts_are_optimistic: bool = True
     """Whether, with asynchronous scheduling, the host takes all drafts for accepted until the step is over (from 0.19),
     or waits for the count of the step before."""

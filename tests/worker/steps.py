@@ -88,8 +88,10 @@ def step(
     )
 
 
-def batch(known: dict[str, Reference], *, asynchronous: bool = False, pipeline: bool = False) -> BatchV1:
-    return BatchV1(known, async_scheduling=asynchronous, pipeline=pipeline)
+def batch(
+    known: dict[str, Reference], *, asynchronous: bool = False, pipeline: bool = False, **traits: Any
+) -> BatchV1:
+    return BatchV1(known, async_scheduling=asynchronous, pipeline=pipeline, traits=Traits(**traits))
 
 
 def stub(known: dict[str, Reference], engine: Engine = ENGINE, **traits: Any) -> StubV1:
