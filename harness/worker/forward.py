@@ -61,6 +61,8 @@ class Forward:
         self.states = States(engine)
         self.encoder_cache: set[str] = set()
         self.ever_encoded: set[str] = set()
+        self._encoded: set[tuple[str, str]] = set()
+        """Requests and their images that the step in progress has encoded."""
         self.stripped: set[str] = set()
         """Images that could not be encoded, since their data was left out."""
         self.drafts: dict[str, list[int]] | None = None
@@ -129,6 +131,7 @@ class Forward:
     # -- encoder ------------------------------------------------------------------------------------------------
 
     def _run_encoder(self, step: Step) -> None:
+        self._encoded.clear()
         for request, indices in step.encoder_inputs.items():
             cached = self.batch.requests.get(request)
             if cached is None or not all(0 <= index < len(cached.items) for index in indices):
@@ -141,10 +144,13 @@ class Forward:
                     continue
                 self.encoder_cache.add(image)
                 self.ever_encoded.add(image)
+                self._encoded.add((request, image))
 
     def _gather(self, request: str, start: int, count: int, window: str) -> None:
         """GPUModelRunner._gather_mm_embeddings: every item that overlaps [start, start+count) must be there."""
         if reads_across(self.engine):
+            if start == 0:
+                self._read_across(request, count)
             return
         end_of_target = start + count - (1 if window == "drafter" else 0)
         for offset, length, image in self.batch.requests[request].items:
@@ -153,10 +159,19 @@ class Forward:
             if self._drafter_falls_back and offset >= end_of_target:
                 continue
             reason = "evicted" if image in self.ever_encoded else "never encoded"
-            if image in self.stripped:
-                reason = "sent without the data that its encoder needs"
-            self.observations.append(EncoderMiss(request, image, window, reason))
+            self.observations.append(EncoderMiss(request, image, window, self._unless_stripped(image, reason)))
             raise RunnerFailure(f"Encoder cache miss for {image}.")
+
+    def _read_across(self, request: str, count: int) -> None:
+        """An encoder-decoder model: a request's first step hands what it has encoded to cross-attention, which keeps it.
+        Nothing looks for an item that is missing: what others have left is read in its place."""
+        for offset, _, image in self.batch.requests[request].items:
+            if offset < count and (request, image) not in self._encoded:
+                reason = self._unless_stripped(image, "never encoded")
+                self.observations.append(EncoderMiss(request, image, "target", reason, fails=False))
+
+    def _unless_stripped(self, image: str, reason: str) -> str:
+        return "sent without the data that its encoder needs" if image in self.stripped else reason
 
     # -- target -------------------------------------------------------------------------------------------------
 

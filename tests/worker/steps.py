@@ -27,7 +27,7 @@ def text(length: int, stream: int = 0, **rest: object) -> Request:
 
 def picture(before: int, after: int) -> Request:
     """Text, image 0, text."""
-    parts = (Text(0, 0, before), Image(0), *((Text(0, before, after),) if after else ()))
+    parts = (*((Text(0, 0, before),) if before else ()), Image(0), *((Text(0, before, after),) if after else ()))
     return Request(prompt=parts, max_tokens=16)
 
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from harness.model import EOS, VOCABULARY, wrong_token
 from harness.peers.orders import LoadOrder, Orders, SendOrder
-from harness.scenario import Chunked, Connector, Full, Grammar, Mamba, Speculative
+from harness.scenario import Chunked, Connector, Encoder, Full, Grammar, Mamba, Speculative
 from harness.step import copy_step
 from harness.verdict import HarnessError
 from harness.worker import masks
@@ -30,6 +30,7 @@ NGRAM = replace(ENGINE, speculative=Speculative("ngram", 2))
 WINDOW = replace(ENGINE, sliding_window=3)
 CHUNKED = replace(ENGINE, kv_cache_groups=(Chunked(4), Full()))
 MAMBA = replace(ENGINE, kv_cache_groups=(Full(), Mamba()), enable_prefix_caching=False)
+ACROSS = replace(ENGINE, encoder=Encoder(is_encoder_decoder=True))
 SEEN = references(picture(4, 4), images=(6,))
 """r0: text [0, 4), image [4, 10), text [10, 14)."""
 PICTURE = SEEN["r0"]
@@ -202,6 +203,22 @@ def test_an_image_may_be_freed_and_encoded_again_in_one_step():
 def test_no_image_in_the_window_no_lookup():
     worker = stub(SEEN)
     assert worker.execute(step(new(PICTURE, TABLE), tokens=4)).observations == ()
+
+
+@pytest.mark.parametrize("lacks", ["nothing", "input", "data"])
+def test_an_encoder_decoder_model_reads_what_the_first_step_encodes(lacks):
+    """Per request: the same image encoded for another one is of no use. The runner looks for nothing."""
+    known = references(picture(0, 4), picture(0, 4), images=(6,))
+    worker = stub(known, ACROSS)
+    worker.execute(step(new(known["r1"], TABLE, request="r1"), tokens={"r1": 10}, encode={"r1": (0,)}))
+    row = dataclasses.replace(new(known["r0"], (5, 6, 7)), stripped=(0,) if lacks == "data" else ())
+    execution = worker.execute(step(row, tokens=10, encode={} if lacks == "input" else {"r0": (0,)}))
+    reasons = {"input": "never encoded", "data": "sent without the data that its encoder needs"}
+    reason = reasons.get(lacks)
+    missed = () if reason is None else (EncoderMiss("r0", "image-0", "target", reason, fails=False),)
+    assert execution.observations == missed
+    later = worker.execute(step(cached(10, outputs=1), tokens=1, free=("image-0",)))
+    assert later.observations == ()
 
 
 @pytest.mark.parametrize(
