@@ -37,6 +37,8 @@ def runner_traits_v2() -> TraitsV2:
     return TraitsV2(
         drafter_falls_back=_falls_back(_function("gpu/mm/encoder_runner.py", "gather_mm_embeddings")),
         tables_are_bounded=any(isinstance(node, ast.Raise) for node in ast.walk(append)),
+        drafts_are_bounded="num_scheduled_tokens_np >= num_logits"
+        in ast.unparse(_function("gpu/model_runner.py", "prepare_inputs")),
         masks_are_strided="range(self.mask_stride)" in ast.unparse(_worker_tree("gpu/structured_outputs.py")),
     )
 

@@ -1,11 +1,12 @@
 """What the bookkeeping of both model runners has in common: what it meets, and whose requests it is sent."""
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Protocol
 
 from harness.model import Reference
 from harness.scenario import image_hash
-from harness.step import NewRow
+from harness.step import NewRow, Step
 from harness.worker.observation import Breach, Observation, RunnerFailure
 
 
@@ -45,6 +46,31 @@ class Batch:
         """Records what the real runner would raise on; raise the result."""
         self.observations.append(breach)
         return RunnerFailure(breach.message)
+
+    def report(self, breach: Breach) -> None:
+        """Records a breach; RunnerFailure if the real runner raises on it."""
+        if breach.fails:
+            raise self.fail(breach)
+        self.observations.append(breach)
+
+    def fitting(self, step: Step, *, most: int | None = None, fails: bool) -> Step:
+        """The step with no more drafts than leave each request one token of its own, and than `most`, which were made.
+
+        A runner that does not look (`fails`) takes what lies before a request's tokens, or behind its drafts: another
+        request's. What it makes of that is anybody's guess, and not modelled.
+        """
+        fitting: dict[str, tuple[int, ...]] = {}
+        for request, drafts in step.drafts.items():
+            count = step.scheduled.get(request)
+            if count is not None and drafts and len(drafts) >= count:
+                message = f"{request} computes {count} tokens, {len(drafts)} of them drafts"
+                self.report(Breach("drafts-fill-step", message, request, fails))
+                fitting[request] = drafts = drafts[: max(count - 1, 0)]
+            if most is not None and len(drafts) > most:
+                message = f"{request} verifies {len(drafts)} drafts; there are {most}"
+                self.report(Breach("more-drafts-than-made", message, request))
+                fitting[request] = drafts[:most]
+        return replace(step, drafts={**step.drafts, **fitting}) if fitting else step
 
     def check_identity(self, row: NewRow) -> Reference:
         """A new row's truth. The real runner gathers what it is told, and applies the adapter that it is told; a wrong

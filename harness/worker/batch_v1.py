@@ -152,6 +152,9 @@ class BatchV1(Batch):
             if self.traits.counts_are_optimistic:
                 self.corrections[row.request] = accepted
             else:
+                if row.request not in self.prev_sampled:
+                    message = f"{row.request} has verified drafts in a step that sampled nothing for it"
+                    raise self.fail(Breach("drafts-without-a-sample", message, row.request, True))
                 accepted = len(self.prev_sampled[row.request]) - 1
                 cached.computed -= cached.prev_num_draft_len - accepted
             cached.outputs.extend([UNRESOLVED] * accepted)
@@ -229,10 +232,17 @@ class BatchV1(Batch):
         sampled = self.prev_sampled.get(request)
         if sampled:
             tokens[count - 1 - len(drafts)] = sampled[-1]
-            known = (self.device_drafts or {}).get(request, [])
-            if drafts and known:
-                tokens[count - len(drafts) :] = known[: len(drafts)]
+            if drafts and self.device_drafts is not None:
+                tokens[count - len(drafts) :] = self._made(request, len(drafts))
         return tokens
+
+    def _made(self, request: str, count: int) -> list[int]:
+        """Drafts on the device; behind a request's own lie those of another one."""
+        made = (self.device_drafts or {}).get(request, [])
+        if len(made) < count:
+            message = f"{request} verifies {count} drafts; there are {len(made)}"
+            self.report(Breach("more-drafts-than-made", message, request))
+        return [*made[:count], *[wrong_token(0)] * (count - len(made))]
 
     def take_drafts(self, step: Step) -> None:
         """Up to 0.13 drafts that are fed are gone, and those of which nobody is fed one stay. They are found by the row

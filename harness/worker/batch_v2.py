@@ -16,8 +16,8 @@ from harness.worker.batch import Batch
 from harness.worker.observation import Breach
 from harness.worker.traits import NEWEST_V2, TraitsV2
 
-STALE = -1
-"""A token of which the runner has what another step, or another request, left there."""
+STALE = -2
+"""Stands for a token of which the runner has what another step, or another request, left there."""
 NO_DRAFT = -1
 """What stands in a slot for drafts that were not proposed; no embedding has it."""
 _ROW_ALIGNMENT = 128
@@ -122,10 +122,7 @@ class BatchV2(Batch):
                 message = (
                     f"{request} has {len(table)} blocks in group {group}; a row has {self._row_capacity}"
                 )
-                breach = Breach("table-overflow", message, request, self.traits.tables_are_bounded)
-                if breach.fails:
-                    raise self.fail(breach)
-                self.observations.append(breach)
+                self.report(Breach("table-overflow", message, request, self.traits.tables_are_bounded))
 
     def _check_rows(self, step: Step) -> None:
         unknown = sorted(step.scheduled.keys() - self.requests.keys())

@@ -230,6 +230,17 @@ def test_async_drafts_that_a_row_comes_back_with(counted, start):
     assert made.start("r0") == start
 
 
+def test_async_drafts_verified_without_a_sample_fail():
+    """The runner looks up how many were accepted; up to 0.18 it must find the request."""
+    made = started(asynchronous=True, counts_are_optimistic=False)
+    drafted = step(cached(6, outputs=1), tokens=3, drafts={"r0": (-1, -1)})
+    made.update(drafted)
+    made.keep({"r0": []})
+    with pytest.raises(RunnerFailure):
+        made.update(drafted)
+    assert kinds(made) == [("drafts-without-a-sample", True)]
+
+
 def test_async_without_drafts_the_scheduler_s_count_holds():
     made = started(asynchronous=True)
     made.update(step(cached(6, outputs=1), tokens=1))

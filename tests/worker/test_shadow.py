@@ -77,3 +77,10 @@ def test_a_wrong_slot_is_named(memory, slot, found):
     memory.write(0, np.array([5, 2]), contents(1, 7))
     assert memory.mismatches(0, np.array([slot]), contents(7)).tolist() == [0]
     assert memory.describe(slot) == found
+
+
+def test_a_missing_block_is_not_spoiled(memory):
+    """Slot -1 is nobody's, and not the last one of the cache."""
+    memory.spoil(memory.slots([7], 0, 4))
+    assert memory.is_spoiled(memory.slots([7], 3, 4))
+    assert not memory.is_spoiled(memory.slots([], 0, 4))
