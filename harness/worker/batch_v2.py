@@ -154,7 +154,7 @@ class BatchV2(Batch):
             if end - drafts - 1 >= prefill:
                 tokens[count - drafts - 1] = slot.last
             if drafts:
-                tokens[count - drafts :] = slot.drafts[:drafts]
+                tokens[count - drafts :] = self.made(request, slot.drafts, drafts)
         return tokens
 
     def keep(self, step: Step, request: str, sampled: list[int]) -> None:

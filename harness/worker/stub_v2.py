@@ -48,7 +48,7 @@ class StubV2(Forward):
             return
         self._check_total(step, fails=False)
         bounded = self.batch.traits.drafts_are_bounded
-        self._step = step = self.batch.fitting(step, most=self.num_spec, fails=bounded)
+        self._step = step = self.batch.fitting(step, fails=bounded)
         starts = {request: self.batch.requests[request].computed for request in step.scheduled}
         inputs = self._fed(step)
         self._run_encoder(step)
