@@ -1,9 +1,10 @@
 """The V1 model runner's bookkeeping: cached requests and the persistent batch, updated from SchedulerOutputs.
 
-The order of operations and the rules are GPUModelRunner._update_states' and _prepare_input_ids' (stable since about
-0.11): finished requests leave; rows that are not scheduled leave but keep their state; new requests; cached requests
-(the scheduler's count is authoritative, blocks are appended, or replaced on resumption); rows. With async scheduling
-the last sampled token and the drafts are known on the device only, for rows that were in the very last batch.
+The order of operations and the rules are GPUModelRunner._update_states' and _prepare_input_ids'; where releases differ,
+`traits` says how. Finished requests leave; rows that are not scheduled leave but keep their state; new requests come;
+cached requests are updated (the scheduler's count is authoritative, blocks are appended, or replaced on resumption);
+then rows. With async scheduling the last sampled token and the drafts are known on the device only, for rows that were
+in the very last batch.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -237,9 +238,9 @@ class BatchV1(Batch):
                 tokens[count - len(drafts) :] = self.made(request, made, len(drafts))
         return tokens
 
-    def take_drafts(self, step: Step) -> None:
-        """Up to 0.13 drafts that are fed are gone, and those of which nobody is fed one stay. They are found by the row
-        that a request had in the last step, whoever they were made for."""
+    def consume_drafts(self, step: Step) -> None:
+        """Up to 0.13 the device's drafts are gone once they are fed, and stay if nobody is fed one. They are found by the
+        row that a request had in the last step, whoever they were made for."""
         fed = [r for r in self.prev_rows if r in self.prev_sampled and step.drafts.get(r)]
         if not self.traits.drops_drafts or not fed or self.device_drafts is None:
             return

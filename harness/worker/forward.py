@@ -99,7 +99,8 @@ class Forward:
         raise NotImplementedError
 
     def take_drafts(self) -> dict[str, list[int]] | None:
-        """Drafts of the last step that sampled, per row (what `take_draft_token_ids` returns)."""
+        """Drafts of the last step that sampled, per row (what `take_draft_token_ids` returns); None where it tells
+        none."""
         return self.drafts
 
     def reset_encoder_cache(self) -> None:

@@ -60,7 +60,7 @@ class StubV1(Forward):
         self._step = step = self.batch.fitting(step, fails=False)
         starts = {request: self.batch.start(request) for request in self.batch.rows}
         inputs = {request: self.batch.inputs(step, request) for request in self.batch.rows}
-        self.batch.take_drafts(step)
+        self.batch.consume_drafts(step)
         self._run_encoder(step)
         for request in self.batch.rows:
             self._gather(request, self.batch.requests[request].computed, step.scheduled[request], "target")
@@ -192,5 +192,4 @@ class StubV1(Forward):
         return cached.reference.matched(first, self.num_spec)[:count]
 
     def take_drafts(self) -> dict[str, list[int]] | None:
-        """Drafts of the last step that sampled, per row (what `take_draft_token_ids` returns)."""
         return self.drafts if self.drafts_are_told else None

@@ -1,7 +1,7 @@
 """A worker that obeys the V2 model runner's contract and knows the truth.
 
-Its bookkeeping is `batch_v2`; memory, the target's answers and the encoder are V1's (`forward`). The order of a step:
-requests leave, freed encoder outputs leave, requests come, new blocks are zeroed, encoder, the target's gather,
+Its bookkeeping is `batch_v2`; memory, the target's answers and the encoder are as V1's (`forward`). The order of a
+step: freed encoder outputs and requests leave, requests come, new blocks are zeroed, encoder, the target's gather,
 forward; and, in the runner's second call, sampling under the grammars' masks, the drafter's gather (by the scheduler's
 count, as the target's), counts, drafts.
 

@@ -15,8 +15,8 @@ class Traits:
     placeholders_are_clamped: bool = True
     """Whether a placeholder (-1) that nothing has replaced is embedded as token 0 (from 0.25), or raises."""
     drops_drafts: bool = False
-    """Up to 0.13: with asynchronous scheduling rows lose their drafts if the worker has none; without, if they were
-    not in the batch of the step before."""
+    """Up to 0.13: with asynchronous scheduling rows lose their drafts if the worker has none; and nobody writes the
+    drafts of a row that comes back into its line."""
     returning_drafts_are_counted: bool = True
     """Whether, with asynchronous scheduling, drafts that a row comes back with are taken back by the next step as far
     as they were rejected (from 0.14), or are forgotten, so that the scheduler's count stands."""

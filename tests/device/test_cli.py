@@ -61,6 +61,14 @@ def test_findings_that_no_client_sees(chosen: Target, tmp_path: Path) -> None:
 
 
 @on_cpu
+def test_nothing_is_left_among_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    need("0.33.0")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    assert schedfuzz("replay", LOOK_AHEAD, "--worker", "device", "--vllm", "0.33.0").returncode == 0
+    assert list(tmp_path.glob("schedfuzz-*")) == []
+
+
+@on_cpu
 def test_the_v2_runner_answers_as_the_reference_does(tmp_path: Path) -> None:
     need("0.33.0")
     for name, scenario in LEGAL.items():
