@@ -239,8 +239,8 @@ class BatchV1(Batch):
         return tokens
 
     def consume_drafts(self, step: Step) -> None:
-        """Up to 0.13 the device's drafts are gone once they are fed, and stay if nobody is fed one. They are found by the
-        row that a request had in the last step, whoever they were made for."""
+        """Up to 0.13 the device's drafts are gone once they are fed, and stay if nobody is fed one. They are found by
+        the row that a request had in the last step, whoever they were made for."""
         fed = [r for r in self.prev_rows if r in self.prev_sampled and step.drafts.get(r)]
         if not self.traits.drops_drafts or not fed or self.device_drafts is None:
             return
