@@ -72,6 +72,11 @@ EXPECTED = {
     },
     "rejected-drafts-taken-back-twice": {"0.20.2": None, "0.33.0": None},
     "drafts-of-an-older-step": {"0.20.2": None, "0.33.0": None},
+    "drafts-of-a-returning-row-stay-counted": {
+        "0.20.2": "O13-placeholder-fed-d34d05f4",
+        "0.24.0": "O13-placeholder-fed-d34d05f4",
+        "0.33.0": None,
+    },
     "reset-discards-a-token-not-yet-sampled": {
         "0.20.2": "O8-wrong-token-14b7bfe8",
         "0.24.0": None,
@@ -172,6 +177,7 @@ STUB = {
     "0.12.0": {
         "rejected-drafts-taken-back-twice": "O13-stale-token-6441eb63",
         "drafts-of-an-older-step": "O13-old-drafts-fed-b0db482b",
+        "drafts-of-a-returning-row-stay-counted": "O2-kv-read-mismatch-295046e4",
         "null-block-hashed": "O1-exception-a500c39e",
     }
 }
@@ -181,6 +187,7 @@ SEEN = {
         "draft-placeholders-embedded": "O1-exception-0a29c780",
         "rejected-drafts-taken-back-twice": "O8-wrong-token-14b7bfe8",
         "drafts-of-an-older-step": "O1-exception-cf2eda11",
+        "drafts-of-a-returning-row-stay-counted": "O8-wrong-token-14b7bfe8",
         "reset-discards-a-token-not-yet-sampled": "O8-wrong-token-14b7bfe8",
         "min-tokens-beyond-model-length": "O7-no-progress-94d9668c",
         "null-block-hashed": "O1-exception-a500c39e",
