@@ -32,7 +32,7 @@ def unknown(version: str, shown: Shown, pages: str) -> list[str]:
     found = []
     for fingerprint, oracle, kind, anchor, level in shown.violations:
         violation = Violation(oracle, kind, anchor, 0, "", Level(level))
-        if level == Level.VIOLATION and fingerprint not in pages and not ids_for(violation, version):
+        if level == Level.VIOLATION and fingerprint not in pages and not ids_for(violation, version, ()):
             found.append(fingerprint)
     return found
 
