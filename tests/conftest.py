@@ -74,11 +74,14 @@ def need(version: str) -> None:
 
 
 @functools.cache
-def ask(version: str, scenarios: tuple[Scenario, ...] = (), hash_seed: str = "0") -> Release:
-    """Runs scenarios on a release in a fresh process. Skips the test if the cache lacks the release."""
+def ask(
+    version: str, scenarios: tuple[Scenario, ...] = (), hash_seed: str = "0", plant: str | None = None
+) -> Release:
+    """Runs scenarios on a release in a fresh process, and, if a plant is named, once more with the bug planted. Skips the
+    test if the cache lacks the release."""
     need(version)
     done = subprocess.run(
-        [sys.executable, str(CHILD), version],
+        [sys.executable, str(CHILD), version, *([plant] if plant else [])],
         input=b"".join(msgspec.json.encode(scenario) + b"\n" for scenario in scenarios),
         capture_output=True,
         timeout=CHILD_SECONDS,

@@ -502,6 +502,21 @@ PUBLISHED = scenario(
 )
 """Ledger 43569: r1 gets blocks in the pass that then preempts it for r3; their hashes stay, and r1 hits them."""
 
+RACE = scenario(
+    replace(
+        SMALL,
+        max_model_len=16,
+        num_gpu_blocks=5,
+        async_scheduling=True,
+        enable_prefix_caching=False,
+        connector=Connector("kv_consumer"),
+    ),
+    text(9, 6, stop_at=1),
+    text(9, 2, 1, load=Load(8, True, 1)),
+    events=(Arrive(0), Arrive(1, 2)),
+)
+"""r1's load gets the blocks of r0, which has stopped while its next step is in flight."""
+
 SAME_PROMPTS = scenario(
     Engine(long_prefill_token_threshold=1, speculative=Speculative()),
     text(3, 9, eos_at=0),

@@ -7,7 +7,7 @@ from harness.execute import execute
 from harness.oracles.connector import ConnectorProtocol
 from harness.scenario import Abort, Arrive, Load
 from oracles.faults import SCHEDULE, UPDATE, Fault, after, assert_heard, assert_quiet, faults
-from scenarios import CONNECTED, scenario, text
+from scenarios import CONNECTED, RACE, scenario, text
 
 pytestmark = pytest.mark.usefixtures("vllm")
 
@@ -81,20 +81,11 @@ def test_hears(monkeypatch, fault):
 
 
 def test_hears_that_a_load_begins_in_a_block_that_a_step_in_flight_writes(monkeypatch):
-    """Ledger 45357: blocks of a request that has ended while its next step is in flight, without a fence.
-
-    r0 stops while its next step is in flight; the pool is so small that r1's load gets r0's blocks at once.
-    """
-    engine = replace(
-        CONNECTED, max_model_len=16, num_gpu_blocks=5, async_scheduling=True, enable_prefix_caching=False
-    )
-    race = scenario(
-        engine, text(9, 6, stop_at=1), text(9, 2, 1, load=Load(8, True, 1)), events=(Arrive(0), Arrive(1, 2))
-    )
+    """Ledger 45357: blocks of a request that has ended while its next step is in flight, without a fence."""
     fault = Fault(
         "Scheduler._request_blocks_can_be_freed",
         lambda *_: True,
-        race,
+        RACE,
         (("load-into-block-in-flight", "BlockPool"),),
     )
     assert_heard(monkeypatch, ConnectorProtocol, fault)
