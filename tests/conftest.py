@@ -77,8 +77,10 @@ def need(version: str) -> None:
 def ask(
     version: str, scenarios: tuple[Scenario, ...] = (), hash_seed: str = "0", plant: str | None = None
 ) -> Release:
-    """Runs scenarios on a release in a fresh process, and, if a plant is named, once more with the bug planted. Skips the
-    test if the cache lacks the release."""
+    """Runs scenarios on a release in a fresh process, and, if a plant is named, once more with the bug planted.
+
+    Skips the test if the cache lacks the release.
+    """
     need(version)
     done = subprocess.run(
         [sys.executable, str(CHILD), version, *([plant] if plant else [])],

@@ -3,10 +3,9 @@
 import importlib
 
 import pytest
-
 from msgspec.structs import replace
 
-from conftest import ask, need
+from conftest import ask
 from fuzz.corpus import read
 from fuzz.finding import seen
 from fuzz.ledger import FOLDER, records
