@@ -69,6 +69,7 @@ def heard(scenario: str | Scenario, oracle: type[Oracle]) -> list[tuple[str, str
     """(oracle, kind, anchor) of what one oracle, with O1 beside it, says of a scenario at level violation."""
     chosen = LEGAL[scenario] if isinstance(scenario, str) else scenario
     result = execute(chosen, dict.fromkeys((Exceptions, oracle)))
+    assert result.rejected is None
     return [(v.oracle, v.kind, v.anchor) for v in result.violations if v.level is Level.VIOLATION]
 
 
