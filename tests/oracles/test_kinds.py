@@ -22,5 +22,6 @@ def words(path: Path) -> set[str]:
 def test_every_kind_is_made_to_speak() -> None:
     spoken = set().union(*(words(path) for folder in SPEAKERS for path in (ROOT / folder).rglob("*.py")))
     assert len(spoken) > 50
-    heard = set().union(*(words(path) for path in Path(__file__).parent.glob("*.py")))
+    here = Path(__file__)
+    heard = set().union(*(words(path) for path in here.parent.glob("*.py") if path != here))
     assert spoken - heard == {"old-drafts-fed"}  # on 0.12 and 0.13 only: tests/releases.json has it

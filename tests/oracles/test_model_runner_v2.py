@@ -63,8 +63,8 @@ OTHERWISE = {
     "resumed without a table",
     "a state that this very step makes",
 }
-"""Faults of O13 that V2 does not notice, or takes in another way: `FAULTS` and `UNNOTICED` below; and two with what is for
-V1 only: a connector, and cached Mamba states (O2).
+"""Faults of O13 that V2 does not notice, or takes in another way: `FAULTS` and `UNNOTICED` below. Two are about what is
+for V1 only: a connector, and cached Mamba states (O2).
 """
 SHARED = {
     f"{oracle.family} {name}": (oracle, fault)
