@@ -15,7 +15,7 @@ def words(path: Path) -> set[str]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Constant)
         and isinstance(node.value, str)
-        and re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", node.value)
+        and re.fullmatch(r"[a-z]+(-[a-z]+)+", node.value)
     }
 
 
