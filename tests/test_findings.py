@@ -173,6 +173,8 @@ EXPECTED = {
         "0.33.0": "O2-kv-read-mismatch-295046e4",
     },
 }
+HAZARDS = {"pause-does-not-wait-for-the-preempted": "O12-pause-incomplete-07572518"}
+"""What a page is about that is no violation; on every release that `EXPECTED` names."""
 STUB = {
     "0.12.0": {
         "rejected-drafts-taken-back-twice": "O13-stale-token-6441eb63",
@@ -203,7 +205,10 @@ SEEN = {
 """What a client sees on vLLM's own model runner (V1), of the findings that tandem runs have brought."""
 
 
-def replay(version: str, names: Iterable[str] = EXPECTED, worker: str = "stub") -> dict[str, set[str]]:
+def replay(
+    version: str, names: Iterable[str] = EXPECTED, worker: str = "stub", hazards: bool = False
+) -> dict[str, set[str]]:
+    """Fingerprints of violations, and of hazards if they are asked for, by scenario."""
     files = [str(SCENARIOS / f"{name}.json") for name in names]
     options = ["--vllm", version, "--worker", worker, "--json"]
     done = subprocess.run(
@@ -218,7 +223,9 @@ def replay(version: str, names: Iterable[str] = EXPECTED, worker: str = "stub") 
     found = {}
     for row in json.loads(done.stdout):
         shown = {
-            violation["fingerprint"] for violation in row["violations"] if violation["level"] == "violation"
+            violation["fingerprint"]
+            for violation in row["violations"]
+            if hazards or violation["level"] == "violation"
         }
         found[Path(row["file"]).stem] = shown
     return found
@@ -232,6 +239,12 @@ def test_each_finding_shows_where_its_page_says(version):
             named = releases[version]
             expected = named if isinstance(named, set) else {named} - {None}
             assert found[name] == expected, (name, version)
+
+
+@pytest.mark.parametrize("version", ["0.20.2", "0.24.0", "0.33.0"])
+def test_a_hazard_shows_where_its_page_says(version):
+    found = replay(version, HAZARDS, hazards=True)
+    assert found == {name: {hazard} for name, hazard in HAZARDS.items() if version in EXPECTED[name]}
 
 
 @pytest.mark.device
