@@ -65,6 +65,7 @@ LOUD = {
         regression("hash-of-a-block-that-the-victim-never-wrote"),
         "O2-kv-read-mismatch-358f2615",
     ),
+    "mend-54076": (proof("54076-0.33.0"), "O2-kv-read-mismatch-358f2615"),
     "mend-55092": (proof("55092-0.33.0"), "O14-removed-while-held-f796f50f"),
     "mend-51228": (proof("51228-0.33.0"), "O5-counter-drift-d7586260"),
     "mend-reset": (proof("derived-reset-0.33.0"), "O1-exception-161f29a9"),
