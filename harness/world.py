@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness import compat
+from harness import compat, lookups
 from harness.peers.external import External
 from harness.peers.grammar import ScriptedGrammar
 from harness.peers.orders import NOTHING, Transfers
@@ -99,6 +99,8 @@ class World:
         self.grammars = grammars
         """By request id; those that are compiled."""
         self.iteration = 0
+        self.lookups = lookups.tap(core.scheduler) if scenario.engine.enable_prefix_caching else []
+        """Of the prefix cache, oldest first."""
         self.lives: dict[str, Life] = {}
         self.paused: str | None = None
         """Mode of the pause since the last resumption."""

@@ -16,6 +16,7 @@ from harness.oracles.kv_events import KvEvents
 from harness.oracles.limits import Limits
 from harness.oracles.outputs import Outputs
 from harness.oracles.preemption import Preemption
+from harness.oracles.prefix_cache import PrefixCache
 from harness.oracles.progress import Progress
 from harness.oracles.queues import Queues
 from harness.oracles.starvation import Starvation
@@ -27,6 +28,7 @@ ALL: tuple[type[Oracle], ...] = (
     EncoderPresence,
     EncoderAccounting,
     BlockAccounting,
+    PrefixCache,
     Progress,
     Outputs,
     Limits,
