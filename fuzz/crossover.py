@@ -99,7 +99,7 @@ def _with_images(rng: Random, scenario: Scenario, images: list[int]) -> tuple[Re
                 images.append(length)
             else:
                 number[old.identity] = rng.choice(equals or range(len(images)))
-        return Image(number[old.identity])
+        return replace(old, identity=number[old.identity])
 
     return tuple(replace(request, prompt=tuple(map(part, request.prompt))) for request in scenario.requests)
 

@@ -76,7 +76,9 @@ def with_identities(scenario: Scenario, number: dict[int, int]) -> Scenario:
     order = list(dict.fromkeys(number.get(identity, identity) for identity in shown))
 
     def part(old: Part) -> Part:
-        return Image(order.index(number.get(old.identity, old.identity))) if isinstance(old, Image) else old
+        if not isinstance(old, Image):
+            return old
+        return replace(old, identity=order.index(number.get(old.identity, old.identity)))
 
     requests = tuple(replace(r, prompt=tuple(map(part, r.prompt))) for r in scenario.requests)
     return replace(scenario, requests=requests, images=tuple(scenario.images[old] for old in order))

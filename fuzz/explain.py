@@ -22,6 +22,7 @@ from harness.scenario import (
     Load,
     Mamba,
     Request,
+    Resized,
     Scenario,
     Text,
     Window,
@@ -178,7 +179,7 @@ def _request(scenario: Scenario, index: int, items: Items) -> str:
         if isinstance(part, Text):
             what = f"text {part.stream}:{part.start}"
         else:
-            what = image_hash(part.identity)
+            what = image_hash(part.identity) + ", its length its own," * isinstance(part, Resized)
         parts.append(f"{what} at [{at}, {end})")
         at = end
     told = [f"prompt of {at}: {', '.join(parts)}", f"max_tokens {request.max_tokens}"]

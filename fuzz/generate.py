@@ -36,6 +36,7 @@ from harness.scenario import (
     Mamba,
     Part,
     Request,
+    Resized,
     Scenario,
     Speculative,
     Text,
@@ -232,6 +233,10 @@ def new_request(
         prompt = list(donor[: rng.randint(1, len(donor))])
     if images and chance(rng, weights, "mm"):
         prompt = _with_images(rng, engine, images, prompt)
+        if "mm_uuids" in weights:
+            prompt = [
+                _renamed(rng, part, images) if chance(rng, weights, "mm_uuids") else part for part in prompt
+            ]
     at = sum(part_length(part, images) for part in prompt)
     if not prompt or rng.random() < 0.6:
         prompt.append(new_text(rng, engine, images, at))
@@ -262,6 +267,13 @@ def _with_images(rng: Random, engine: Engine, images: tuple[int, ...], prompt: l
         prompt.append(Image(rng.randrange(len(images))))
         at += part_length(prompt[-1], images)
     return prompt
+
+
+def _renamed(rng: Random, part: Part, images: tuple[int, ...]) -> Part:
+    """An item with its name and another length, which is near it or another item's."""
+    if not isinstance(part, Image):
+        return part
+    return Resized(part.identity, _near(rng, images[part.identity], *images))
 
 
 def new_text(rng: Random, engine: Engine, images: tuple[int, ...], at: int) -> Text:

@@ -178,7 +178,16 @@ class Image(_Base, frozen=True, tag="image", tag_field="kind", array_like=True):
     identity: Annotated[int, Meta(ge=0, lt=MAX_STREAMS)] = 0
 
 
-Part: TypeAlias = Text | Image
+class Resized(Image, frozen=True, tag="resized"):
+    """An item that its client names like another (`multi_modal_uuids`), though it has a length of its own.
+
+    As far as both go they say the same.
+    """
+
+    length: Count = 1
+
+
+Part: TypeAlias = Text | Image | Resized
 
 
 class Grammar(_Base, frozen=True):
@@ -325,7 +334,7 @@ class Scenario(_Base, frozen=True):
 
 def part_length(part: Part, images: tuple[int, ...]) -> int:
     """Length of a prompt part in tokens. IndexError if it names an image that the scenario lacks."""
-    return part.length if isinstance(part, Text) else images[part.identity]
+    return part.length if isinstance(part, Text | Resized) else images[part.identity]
 
 
 def prompt_length(request: Request, images: tuple[int, ...]) -> int:
