@@ -26,9 +26,9 @@ from harness.scenario import (
     Scenario,
     Text,
     Window,
+    id_in,
     image_hash,
     part_length,
-    request_id,
 )
 from harness.trace import (
     Compiled,
@@ -161,7 +161,7 @@ def _items(scenario: Scenario) -> Items:
     items: Items = {}
     for index, request in enumerate(scenario.requests):
         at = 0
-        found = items[request_id(index)] = []
+        found = items[id_in(scenario, index)] = []
         for part in request.prompt:
             length = part_length(part, scenario.images)
             if isinstance(part, Image):
@@ -208,7 +208,9 @@ def _request(scenario: Scenario, index: int, items: Items) -> str:
         told.append(f"its blocks are sent after its end, in {_count(request.send, 'iteration')}")
     if request.chunks is not None:
         told.append("a streaming session" + "".join(map(_chunk, request.chunks)))
-    return f"  {request_id(index)}  {'; '.join(told)}"
+    if request.same_id_as is not None:
+        told.append("an id that was another request's before")
+    return f"  {id_in(scenario, index)}  {'; '.join(told)}"
 
 
 def _chunk(chunk: Chunk) -> str:

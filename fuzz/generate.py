@@ -13,7 +13,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from fuzz import limits, sessions
+from fuzz import ids, limits, sessions
 from fuzz.restrict import FEATURES as FEATURES
 from fuzz.restrict import parse_features as parse_features
 from fuzz.restrict import restrict as restrict
@@ -83,7 +83,10 @@ def generate(rng: Random, features: frozenset[str]) -> Scenario:
             requests[-1] = sessions.opened(rng, requests[-1], engine, stops="stop" in weights)
     timeline = sessions.with_inputs(rng, new_timeline(rng, weights, len(requests)), requests)
     step_delays = tuple(rng.choice((0, 0, 1, 1, 2, 3)) for _ in range(rng.randint(0, 5)))
-    return restrict(Scenario(1, engine, images, tuple(requests), timeline, step_delays), features)
+    scenario = Scenario(1, engine, images, tuple(requests), timeline, step_delays)
+    if chance(rng, weights, "reused_ids"):
+        scenario = ids.reuse_id(rng, scenario)
+    return restrict(scenario, features)
 
 
 def interesting_lengths(engine: Engine, images: tuple[int, ...]) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from random import Random
 
-from fuzz import limits, mutators, prompt_mutators, sessions, timeline_mutators
+from fuzz import ids, limits, mutators, prompt_mutators, sessions, timeline_mutators
 from fuzz.restrict import restrict
 from harness.repair import repair
 from harness.scenario import Scenario
@@ -62,6 +62,7 @@ MUTATORS: dict[str, Mutator] = {
         mutators.flip_skip_prefix,
         mutators.change_lora,
         limits.change_limit,
+        ids.reuse_id,
         sessions.insert_chunk,
         sessions.change_chunk,
         sessions.hurry,
@@ -98,6 +99,7 @@ _NEEDS = {
     "insert_chunk": "streaming",
     "change_chunk": "streaming",
     "hurry": "streaming",
+    "reuse_id": "reused_ids",
 }
 """Mutators that do nothing, or nothing that `restrict` lets stand, without this feature."""
 

@@ -225,6 +225,7 @@ _OFF: dict[str, Callable[[Scenario], Scenario]] = {
     "load_failure_policy": _without_failure_policy,
     "hybrid_connector": _without_hybrid_connector,
     "streaming": _request_field(chunks=None),
+    "reused_ids": _request_field(same_id_as=None),
     "hybrid_failed_load": _without_hybrid_failures,
     # These three read what the others leave: lengths, then the budget that a length asks for, then blocks for both.
     "max_model_len": _within_model_len,

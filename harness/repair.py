@@ -45,7 +45,9 @@ def repair(scenario: Scenario) -> Scenario:
         # DPEngineCoreProc pauses by agreement of all ranks, which is not modelled.
         engine = replace(engine, data_parallel=False)
     engine = repair_limits(engine)
-    requests = tuple(_repair_request(request, engine, images) for request in scenario.requests)
+    requests = _repair_ids(
+        tuple(_repair_request(request, engine, images) for request in scenario.requests), engine
+    )
     if not any(isinstance(part, Image) for request in requests for part in request.prompt):
         images = ()
     timeline = repair_timeline(scenario.timeline, requests)
@@ -248,6 +250,29 @@ def _repair_request(request: Request, engine: Engine, images: tuple[int, ...]) -
         load=_repair_load(request.load, length, engine) if consumes else None,
         send=request.send if produces else None,
     )
+
+
+def _repair_ids(requests: tuple[Request, ...], engine: Engine) -> tuple[Request, ...]:
+    """Ids that are used again are of plain requests: what a grammar's compilation, a session or a connector's transfer
+    outlives of its request is not told apart from what comes after it.
+    """
+
+    def plain(request: Request) -> bool:
+        return engine.connector is None and request.grammar is None and request.chunks is None
+
+    def repaired(index: int, request: Request) -> Request:
+        first = request.same_id_as
+        if first is None or (
+            first < len(requests)
+            and first != index
+            and requests[first].same_id_as is None
+            and plain(request)
+            and plain(requests[first])
+        ):
+            return request
+        return replace(request, same_id_as=None)
+
+    return tuple(repaired(index, request) for index, request in enumerate(requests))
 
 
 def _repair_chunks(

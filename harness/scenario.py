@@ -259,6 +259,8 @@ class Request(_Base, frozen=True):
     lora: Annotated[int, Meta(ge=0, le=MAX_LORAS)] = 0
     chunks: Annotated[tuple[Chunk, ...], Meta(max_length=MAX_CHUNKS)] | None = None
     """Of a streaming session (`resumable`), the inputs after the first; None of any other request."""
+    same_id_as: Index | None = None
+    """The request whose id its client gives it, too, once that one has been aborted."""
 
 
 class Arrive(_Base, frozen=True, tag="arrive", tag_field="event"):
@@ -353,8 +355,14 @@ def concerns(event: Event) -> int | None:
 
 
 def request_id(index: int) -> str:
-    """The id of a scenario's request in vLLM and in every message."""
+    """The id in vLLM and in every message of a scenario's request that has one of its own."""
     return f"r{index}"
+
+
+def id_in(scenario: Scenario, index: int) -> str:
+    """The id of a scenario's request, which it may have from an earlier one."""
+    first = scenario.requests[index].same_id_as
+    return request_id(index if first is None else first)
 
 
 def lora_name(adapter: int) -> str:

@@ -50,6 +50,7 @@ def uses(scenario: Scenario, feature: str) -> bool:
         "async": engine.async_scheduling,
         "spec": engine.speculative is not None or any(r.acceptance for r in requests),
         "mm": engine.encoder is not None or bool(scenario.images),
+        "reused_ids": any(r.same_id_as is not None for r in requests),
         "mm_uuids": any(isinstance(part, Resized) for r in requests for part in r.prompt),
         "sliding_window": engine.sliding_window > 0,
         "encoder_decoder": engine.encoder is not None and engine.encoder.is_encoder_decoder,

@@ -60,6 +60,7 @@ requests = st.builds(
     min_tokens=lengths,
     cache_salt=st.integers(0, 3),
     skip_reading_prefix_cache=st.booleans(),
+    same_id_as=st.none() | indices,
 )
 engines = st.builds(
     Engine,

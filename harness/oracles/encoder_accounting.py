@@ -6,7 +6,7 @@ from harness.groups import reads_across
 from harness.oracles.base import Oracle
 from harness.scenario import image_hash
 from harness.step import Step
-from harness.world import Act
+from harness.world import Act, Life
 
 
 class EncoderAccounting(Oracle):
@@ -30,6 +30,9 @@ class EncoderAccounting(Oracle):
         images = self.world.scenario.images
         self._sizes = {image_hash(identity): size for identity, size in enumerate(images)}
         """Length of the item that was encoded last under each name."""
+
+    def arrived(self, life: Life) -> None:
+        self._begun.pop(life.request, None)
 
     def controlled(self, act: Act) -> None:
         self._begun.clear()  # a reset takes entries that are in use, and means it

@@ -33,6 +33,7 @@ class Outputs(Oracle):
         """Turns of each session that have ended."""
 
     def arrived(self, life: Life) -> None:
+        self._over.pop(life.request, None)  # of an earlier request with its id
         self._tokens[life.request] = []
         self._answered[life.request] = 0
 
