@@ -4,7 +4,7 @@ from random import Random
 
 from msgspec.structs import replace
 
-from fuzz.edits import without_events
+from fuzz.edits import select_requests, without_events
 from harness.scenario import MAX_EVENTS, Abort, Arrive, Event, Scenario
 
 _DELAYS = (0, 0, 0, 0, 1, 2)
@@ -32,7 +32,12 @@ def reuse_id(rng: Random, scenario: Scenario) -> Scenario:
         else request
         for index, request in enumerate(scenario.requests)
     )
-    return replace(scenario, requests=requests, timeline=(*rest[:at], *pair, *rest[at:])[:MAX_EVENTS])
+    timeline = (*rest[:at], *pair, *rest[at:])[:MAX_EVENTS]
+    found = replace(scenario, requests=requests, timeline=timeline)
+    # Numbered by arrival, as all that is generated.
+    order = [event.request for event in timeline if isinstance(event, Arrive)]
+    order += [index for index in range(len(requests)) if index not in order]
+    return select_requests(found, order)
 
 
 def _event_of(event: Event, kind: type[Arrive | Abort], request: int) -> bool:
