@@ -9,7 +9,7 @@ from random import Random
 
 from msgspec.structs import replace
 
-from fuzz.edits import renumbered, select_requests
+from fuzz.edits import renumbered, select_requests, with_id_of
 from harness.repair import repair
 from harness.scenario import (
     MAX_EVENTS,
@@ -38,7 +38,11 @@ def crossover(rng: Random, a: Scenario, b: Scenario) -> Scenario:
     merge = rng.random() < _MERGE
     head, tail = (_only_arriving(a), _only_arriving(b)) if merge else _cut(rng, a, b)
     images: list[int] = []
-    requests = (*_with_images(rng, head, images), *_with_images(rng, tail, images))
+    tail_requests = (
+        r if r.same_id_as is None else with_id_of(r, r.same_id_as + len(head.requests))
+        for r in _with_images(rng, tail, images)
+    )
+    requests = (*_with_images(rng, head, images), *tail_requests)
     moved = renumbered(tail.timeline, lambda request: request + len(head.requests))
     timeline = _interleave(rng, head.timeline, moved) if merge else (*head.timeline, *moved)
     child = Scenario(
@@ -99,7 +103,7 @@ def _with_images(rng: Random, scenario: Scenario, images: list[int]) -> tuple[Re
                 images.append(length)
             else:
                 number[old.identity] = rng.choice(equals or range(len(images)))
-        return Image(number[old.identity])
+        return replace(old, identity=number[old.identity])
 
     return tuple(replace(request, prompt=tuple(map(part, request.prompt))) for request in scenario.requests)
 

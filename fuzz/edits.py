@@ -55,11 +55,19 @@ def without_requests(scenario: Scenario, doomed: Container[int]) -> Scenario:
 def select_requests(scenario: Scenario, order: Sequence[int]) -> Scenario:
     """The requests in this order, the timeline renumbered to it; no event may name a request that is not in it."""
     number = {old: new for new, old in enumerate(order)}
+    requests = (scenario.requests[old] for old in order)
     return replace(
         scenario,
-        requests=tuple(scenario.requests[old] for old in order),
+        requests=tuple(
+            with_id_of(r, None if r.same_id_as is None else number.get(r.same_id_as)) for r in requests
+        ),
         timeline=renumbered(scenario.timeline, number.__getitem__),
     )
+
+
+def with_id_of(request: Request, first: int | None) -> Request:
+    """The request with an id that it has from another one, or its own."""
+    return request if request.same_id_as == first else replace(request, same_id_as=first)
 
 
 def renumbered(timeline: Sequence[Event], number: Callable[[int], int]) -> tuple[Event, ...]:
@@ -76,7 +84,9 @@ def with_identities(scenario: Scenario, number: dict[int, int]) -> Scenario:
     order = list(dict.fromkeys(number.get(identity, identity) for identity in shown))
 
     def part(old: Part) -> Part:
-        return Image(order.index(number.get(old.identity, old.identity))) if isinstance(old, Image) else old
+        if not isinstance(old, Image):
+            return old
+        return replace(old, identity=order.index(number.get(old.identity, old.identity)))
 
     requests = tuple(replace(r, prompt=tuple(map(part, r.prompt))) for r in scenario.requests)
     return replace(scenario, requests=requests, images=tuple(scenario.images[old] for old in order))

@@ -22,12 +22,13 @@ from harness.scenario import (
     Load,
     Mamba,
     Request,
+    Resized,
     Scenario,
     Text,
     Window,
+    id_in,
     image_hash,
     part_length,
-    request_id,
 )
 from harness.trace import (
     Compiled,
@@ -160,7 +161,7 @@ def _items(scenario: Scenario) -> Items:
     items: Items = {}
     for index, request in enumerate(scenario.requests):
         at = 0
-        found = items[request_id(index)] = []
+        found = items[id_in(scenario, index)] = []
         for part in request.prompt:
             length = part_length(part, scenario.images)
             if isinstance(part, Image):
@@ -178,7 +179,7 @@ def _request(scenario: Scenario, index: int, items: Items) -> str:
         if isinstance(part, Text):
             what = f"text {part.stream}:{part.start}"
         else:
-            what = image_hash(part.identity)
+            what = image_hash(part.identity) + ", its length its own," * isinstance(part, Resized)
         parts.append(f"{what} at [{at}, {end})")
         at = end
     told = [f"prompt of {at}: {', '.join(parts)}", f"max_tokens {request.max_tokens}"]
@@ -207,7 +208,9 @@ def _request(scenario: Scenario, index: int, items: Items) -> str:
         told.append(f"its blocks are sent after its end, in {_count(request.send, 'iteration')}")
     if request.chunks is not None:
         told.append("a streaming session" + "".join(map(_chunk, request.chunks)))
-    return f"  {request_id(index)}  {'; '.join(told)}"
+    if request.same_id_as is not None:
+        told.append("an id that was another request's before")
+    return f"  {id_in(scenario, index)}  {'; '.join(told)}"
 
 
 def _chunk(chunk: Chunk) -> str:

@@ -13,7 +13,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from fuzz import limits, sessions
+from fuzz import ids, limits, sessions
 from fuzz.restrict import FEATURES as FEATURES
 from fuzz.restrict import parse_features as parse_features
 from fuzz.restrict import restrict as restrict
@@ -36,6 +36,7 @@ from harness.scenario import (
     Mamba,
     Part,
     Request,
+    Resized,
     Scenario,
     Speculative,
     Text,
@@ -82,7 +83,10 @@ def generate(rng: Random, features: frozenset[str]) -> Scenario:
             requests[-1] = sessions.opened(rng, requests[-1], engine, stops="stop" in weights)
     timeline = sessions.with_inputs(rng, new_timeline(rng, weights, len(requests)), requests)
     step_delays = tuple(rng.choice((0, 0, 1, 1, 2, 3)) for _ in range(rng.randint(0, 5)))
-    return restrict(Scenario(1, engine, images, tuple(requests), timeline, step_delays), features)
+    scenario = Scenario(1, engine, images, tuple(requests), timeline, step_delays)
+    if chance(rng, weights, "reused_ids"):
+        scenario = ids.reuse_id(rng, scenario)
+    return restrict(scenario, features)
 
 
 def interesting_lengths(engine: Engine, images: tuple[int, ...]) -> tuple[int, ...]:
@@ -232,6 +236,10 @@ def new_request(
         prompt = list(donor[: rng.randint(1, len(donor))])
     if images and chance(rng, weights, "mm"):
         prompt = _with_images(rng, engine, images, prompt)
+        if "mm_uuids" in weights:
+            prompt = [
+                _renamed(rng, part, images) if chance(rng, weights, "mm_uuids") else part for part in prompt
+            ]
     at = sum(part_length(part, images) for part in prompt)
     if not prompt or rng.random() < 0.6:
         prompt.append(new_text(rng, engine, images, at))
@@ -262,6 +270,13 @@ def _with_images(rng: Random, engine: Engine, images: tuple[int, ...], prompt: l
         prompt.append(Image(rng.randrange(len(images))))
         at += part_length(prompt[-1], images)
     return prompt
+
+
+def _renamed(rng: Random, part: Part, images: tuple[int, ...]) -> Part:
+    """An item with its name and another length, which is near it or another item's."""
+    if not isinstance(part, Image):
+        return part
+    return Resized(part.identity, _near(rng, images[part.identity], *images))
 
 
 def new_text(rng: Random, engine: Engine, images: tuple[int, ...], at: int) -> Text:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from random import Random
 
-from fuzz import limits, mutators, prompt_mutators, sessions, timeline_mutators
+from fuzz import ids, limits, mutators, prompt_mutators, sessions, timeline_mutators
 from fuzz.restrict import restrict
 from harness.repair import repair
 from harness.scenario import Scenario
@@ -50,6 +50,7 @@ MUTATORS: dict[str, Mutator] = {
         prompt_mutators.insert_image,
         prompt_mutators.resize_image,
         prompt_mutators.reidentify_image,
+        prompt_mutators.rename_image,
         mutators.change_max_tokens,
         mutators.change_acceptance,
         timeline_mutators.change_step_delays,
@@ -61,6 +62,7 @@ MUTATORS: dict[str, Mutator] = {
         mutators.flip_skip_prefix,
         mutators.change_lora,
         limits.change_limit,
+        ids.reuse_id,
         sessions.insert_chunk,
         sessions.change_chunk,
         sessions.hurry,
@@ -88,6 +90,7 @@ _NEEDS = {
     "insert_image": "mm",
     "resize_image": "mm",
     "reidentify_image": "mm",
+    "rename_image": "mm_uuids",
     "change_acceptance": "spec",
     "change_step_delays": "async",
     "change_stop": "stop",
@@ -96,6 +99,7 @@ _NEEDS = {
     "insert_chunk": "streaming",
     "change_chunk": "streaming",
     "hurry": "streaming",
+    "reuse_id": "reused_ids",
 }
 """Mutators that do nothing, or nothing that `restrict` lets stand, without this feature."""
 

@@ -23,6 +23,7 @@ from harness.scenario import (
     Image,
     Part,
     Request,
+    Resized,
     Scenario,
     Text,
 )
@@ -111,3 +112,12 @@ def resize_image(rng: Random, scenario: Scenario) -> Scenario:
 
 def reidentify_image(rng: Random, scenario: Scenario) -> Scenario:
     return any_part(rng, scenario, Image, lambda part, at: (Image(rng.randrange(len(scenario.images))),))
+
+
+def rename_image(rng: Random, scenario: Scenario) -> Scenario:
+    """An item keeps its name, and has a length of its own: near that of the others, or of another image."""
+
+    def edit(part: Image, at: int) -> Sequence[Part]:
+        return (Resized(part.identity, tweak(rng, rng.choice(scenario.images), 1, 64)),)
+
+    return any_part(rng, scenario, Image, edit)

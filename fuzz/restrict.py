@@ -20,9 +20,11 @@ from harness.scenario import (
     Part,
     Pause,
     Reset,
+    Resized,
     Resume,
     Scenario,
     Text,
+    part_length,
 )
 from harness.sessions import longest
 
@@ -53,10 +55,22 @@ def _without_images(scenario: Scenario) -> Scenario:
     """Text of the same length in their places: positions and sharing stay."""
 
     def text(part: Part) -> Part:
-        return Text(part.identity, 0, scenario.images[part.identity]) if isinstance(part, Image) else part
+        if not isinstance(part, Image):
+            return part
+        return Text(part.identity, 0, part_length(part, scenario.images))
 
     requests = tuple(replace(r, prompt=tuple(map(text, r.prompt))) for r in scenario.requests)
     return replace(scenario, engine=replace(scenario.engine, encoder=None), images=(), requests=requests)
+
+
+def _without_shared_names(scenario: Scenario) -> Scenario:
+    """Each name has one length."""
+
+    def own(part: Part) -> Part:
+        return Image(part.identity) if isinstance(part, Resized) else part
+
+    requests = tuple(replace(r, prompt=tuple(map(own, r.prompt))) for r in scenario.requests)
+    return replace(scenario, requests=requests)
 
 
 def _without_cross_attention(scenario: Scenario) -> Scenario:
@@ -181,6 +195,7 @@ _OFF: dict[str, Callable[[Scenario], Scenario]] = {
     "async": _engine_field(async_scheduling=False),
     "spec": _engine_field(speculative=None),
     "mm": _without_images,
+    "mm_uuids": _without_shared_names,
     "encoder_decoder": _without_cross_attention,
     "block_sizes": _without_block_sizes(),
     "mamba_block_sizes": _without_block_sizes(Mamba),
@@ -210,6 +225,7 @@ _OFF: dict[str, Callable[[Scenario], Scenario]] = {
     "load_failure_policy": _without_failure_policy,
     "hybrid_connector": _without_hybrid_connector,
     "streaming": _request_field(chunks=None),
+    "reused_ids": _request_field(same_id_as=None),
     "hybrid_failed_load": _without_hybrid_failures,
     # These three read what the others leave: lengths, then the budget that a length asks for, then blocks for both.
     "max_model_len": _within_model_len,

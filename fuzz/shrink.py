@@ -26,6 +26,7 @@ from harness.scenario import (
     Image,
     Load,
     Request,
+    Resized,
     Scenario,
     Speculative,
     Text,
@@ -148,7 +149,8 @@ def size(scenario: Scenario) -> tuple[Any, ...]:
         len(texts),
         sum(_changed(request, Request(request.prompt, request.max_tokens)) for request in requests)
         + sum(_changed(chunk, Chunk(chunk.prompt, chunk.max_tokens)) for chunk in chunks)
-        + sum(isinstance(event, Abort) and event.in_step for event in timeline),
+        + sum(isinstance(event, Abort) and event.in_step for event in timeline)
+        + sum(isinstance(part, Resized) for request in requests for part in request.prompt),
         sum(prompt_length(request, scenario.images) + request.max_tokens for request in requests)
         + sum(sum(part.length for part in chunk.prompt) + chunk.max_tokens for chunk in chunks),
         sum(delays) + sum(delay > 0 for delay in delays),

@@ -38,6 +38,7 @@ from harness.scenario import (
     Pause,
     Request,
     Reset,
+    Resized,
     Resume,
     Scenario,
     Speculative,
@@ -184,7 +185,8 @@ def _drop_parts(current: Scenario) -> Generator[Scenario, Scenario, None]:
 
 
 def _join_parts(current: Scenario) -> Generator[Scenario, Scenario, None]:
-    """Images become text of their length; two texts in a row become one."""
+    """Images become text of their length, or have the length that goes with their names; two texts in a row become
+    one."""
     for i in range(len(current.requests)):
         for j in reversed(range(len(current.requests[i].prompt))):
             path: Path = ("requests", i, "prompt")
@@ -192,6 +194,9 @@ def _join_parts(current: Scenario) -> Generator[Scenario, Scenario, None]:
             if j < len(prompt) and isinstance(prompt[j], Image):
                 text = Text(length=part_length(prompt[j], current.images))
                 current = yield put(current, (*path, j), text)
+                found = get(current, (*path, j))
+                if isinstance(found, Resized):
+                    current = yield put(current, (*path, j), Image(found.identity))
                 prompt = current.requests[i].prompt
             for one, other in [(prompt[j], prompt[j + 1])] if j + 1 < len(prompt) else []:
                 if isinstance(one, Text) and isinstance(other, Text):
@@ -262,6 +267,8 @@ def _places(scenario: Scenario) -> list[Place]:
             if isinstance(part, Text):
                 fields = (("length", 1), ("start", 0), ("stream", 0))
                 places += [(("requests", i, "prompt", j, name), floor) for name, floor in fields]
+            elif isinstance(part, Resized):
+                places.append((("requests", i, "prompt", j, "length"), 1))
         places.append((("requests", i, "max_tokens"), 1))
         places.append((("requests", i, "grammar", "delay"), 0))
         names = ("priority", "eos_at", "stop_at", "min_tokens", "cache_salt", "lora")

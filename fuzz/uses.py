@@ -2,7 +2,7 @@
 
 from harness.groups import has_block_sizes, has_mamba, states_are_cached
 from harness.limits import scheduler_fields as limits_of
-from harness.scenario import Abort, Engine, Image, Pause, Reset, Scenario
+from harness.scenario import Abort, Engine, Image, Pause, Reset, Resized, Scenario
 
 
 def uses(scenario: Scenario) -> list[str]:
@@ -24,6 +24,8 @@ def uses(scenario: Scenario) -> list[str]:
         "cached Mamba states": states_are_cached(engine),
         "block sizes": has_block_sizes(engine),
         "multimodal": images,
+        "shared names": any(isinstance(part, Resized) for r in scenario.requests for part in r.prompt),
+        "reused ids": any(request.same_id_as is not None for request in scenario.requests),
         "grammar": any(request.grammar for request in scenario.requests),
         "forced resets": any(isinstance(e, Reset) and e.reset_running_requests for e in events),
         "encoder resets": any(isinstance(e, Reset) and e.cache == "encoder" for e in events),

@@ -15,7 +15,7 @@ from harness.interleaving import FreeLoop
 from harness.model import Reference
 from harness.oracles import ALL, Oracle
 from harness.peers.grammar import Grammars
-from harness.scenario import DEFAULT_DELAY, Abort, Arrive, Close, Continue, Scenario, request_id
+from harness.scenario import DEFAULT_DELAY, Abort, Arrive, Close, Continue, Scenario, id_in, request_id
 from harness.sessions import turns
 from harness.step import copy_step
 from harness.trace import Compiled, Occurred, Trace, Violated
@@ -195,9 +195,9 @@ class Run:
         return idle
 
     def _arrive(self, event: Arrive) -> None:
-        request = request_id(event.request)
+        request = id_in(self.scenario, event.request)
         self.trace.add(Occurred(self.world.iteration, "arrive", request))
-        life = self.world.begin(request)
+        life = self.world.begin(request, request_id(event.request))
         # Arrival order decides ties; two arrivals in one iteration differ by their place in the timeline.
         arrival = float(self._next_event)
         submitted = submission.request(
@@ -238,7 +238,7 @@ class Run:
             self._each("aborted", life)
 
     def _abort(self, event: Abort) -> None:
-        request = request_id(event.request)
+        request = id_in(self.scenario, event.request)
         self.trace.add(Occurred(self.world.iteration, "abort", request, event.in_step))
         if event.in_step:
             self.core.aborts_queue.put_nowait([request])

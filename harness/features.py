@@ -54,6 +54,7 @@ OPTIONAL: Mapping[str, Callable[[Scenario], bool]] = {
     "load_failure_policy": _fails_loads,
     "hybrid_connector": _loads_groups,
     "streaming": lambda scenario: any(request.chunks is not None for request in scenario.requests),
+    "reused_ids": lambda scenario: any(request.same_id_as is not None for request in scenario.requests),
     "hybrid_failed_load": _fails_groups,
     "v2_runner": lambda scenario: scenario.engine.model_runner == "v2",
     "v2_ngram": uses_v2_ngram,

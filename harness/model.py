@@ -15,7 +15,7 @@ import functools
 
 from msgspec.structs import replace
 
-from harness.scenario import Chunk, Image, Request, Scenario, Text
+from harness.scenario import Chunk, Image, Request, Scenario, Text, part_length
 
 VOCABULARY = 1 << 15
 PLACEHOLDER = 0
@@ -94,7 +94,7 @@ class Reference:
         """What `expected_output` has found."""
         for part in request.prompt:
             if isinstance(part, Image):
-                length = scenario.images[part.identity]
+                length = part_length(part, scenario.images)
                 self.items.append((len(self.tokens), length, part.identity))
                 for at in range(length):
                     self._extend(PLACEHOLDER, item_value(part.identity, at))

@@ -26,6 +26,11 @@ def _refuses_failed_blocks_of_groups() -> bool:
     return "kv_cache_groups" in names and "RuntimeError" in names
 
 
+def _makes_ids_unique() -> bool:
+    source = worker_source("../engine/input_processor.py")  # importing it takes what a front end needs
+    return "def assign_request_id(" in source.read_text(encoding="utf-8")
+
+
 def _any_mixture_of_groups() -> bool:
     """From 0.14 on the coordinator sorts groups into any number of `attention_groups`."""
     coordinator = optional("vllm.v1.core.kv_cache_coordinator", "HybridKVCacheCoordinator")
@@ -87,6 +92,10 @@ _PRESENT: Mapping[str, tuple[Callable[[], bool], str]] = {
     "streaming": (
         lambda: hasattr(optional("vllm.v1.request", "RequestStatus"), "WAITING_FOR_STREAMING_REQ"),
         "RequestStatus.WAITING_FOR_STREAMING_REQ (from 0.15)",
+    ),
+    "reused_ids": (
+        lambda: not _makes_ids_unique(),
+        "its front end adds something random to every id (InputProcessor.assign_request_id, from 0.14)",
     ),
     "hybrid_failed_load": (
         lambda: not _refuses_failed_blocks_of_groups(),

@@ -3,6 +3,8 @@
 Legal means that vLLM's own configuration checks and its front end would let it through; each rule says whose it is.
 """
 
+from itertools import pairwise
+
 from msgspec.structs import replace
 
 from harness.groups import (
@@ -26,6 +28,7 @@ from harness.scenario import (
     Part,
     Pause,
     Request,
+    Resized,
     Scenario,
     Text,
     part_length,
@@ -36,12 +39,15 @@ from harness.timeline import repair_timeline
 def repair(scenario: Scenario) -> Scenario:
     """The nearest legal scenario. Idempotent; the identity on legal ones."""
     images = _repair_images(scenario)
-    engine = _repair_engine(scenario.engine, images if _shows_images(scenario) else ())
+    scenario = replace(scenario, requests=_repair_names(scenario, images))
+    engine = _repair_engine(scenario.engine, _lengths(scenario, images))
     if any(isinstance(event, Pause) for event in scenario.timeline):
         # DPEngineCoreProc pauses by agreement of all ranks, which is not modelled.
         engine = replace(engine, data_parallel=False)
     engine = repair_limits(engine)
-    requests = tuple(_repair_request(request, engine, images) for request in scenario.requests)
+    requests = _repair_ids(
+        tuple(_repair_request(request, engine, images) for request in scenario.requests), engine
+    )
     if not any(isinstance(part, Image) for request in requests for part in request.prompt):
         images = ()
     timeline = repair_timeline(scenario.timeline, requests)
@@ -55,14 +61,49 @@ def repair(scenario: Scenario) -> Scenario:
     )
 
 
-def _shows_images(scenario: Scenario) -> bool:
-    return any(isinstance(part, Image) for request in scenario.requests for part in request.prompt)
+def _lengths(scenario: Scenario, images: tuple[int, ...]) -> tuple[int, ...]:
+    """Lengths that items can have; none if no request shows one."""
+    shown = [part for request in scenario.requests for part in request.prompt if isinstance(part, Image)]
+    return (*images, *(part.length for part in shown if isinstance(part, Resized))) if shown else ()
+
+
+def _longest_item(engine: Engine) -> int:
+    """An item must leave room for one text token before or after it and for one output token."""
+    return max(1, engine.max_model_len - 2)
 
 
 def _repair_images(scenario: Scenario) -> tuple[int, ...]:
-    # An item must leave room for one text token before or after it and for one output token.
-    longest = max(1, scenario.engine.max_model_len - 2)
+    longest = _longest_item(scenario.engine)
     return tuple(min(length, longest) for length in scenario.images)
+
+
+def _repair_names(scenario: Scenario, images: tuple[int, ...]) -> tuple[Request, ...]:
+    """A name is of several lengths only if no item of it lies right beside another item.
+
+    Up to 0.18 a block's hash does not say where in the block an item begins: two of one name side by side are the same
+    there as one that is as long as both. Whoever names items so breaks a promise himself.
+    """
+    if not any(isinstance(part, Resized) for request in scenario.requests for part in request.prompt):
+        return scenario.requests
+    touching = {
+        part.identity % max(1, len(images))
+        for request in scenario.requests
+        for pair in pairwise(request.prompt)
+        if all(isinstance(part, Image) for part in pair)
+        for part in pair
+        if isinstance(part, Image)
+    }
+
+    def named(part: Part) -> Part:
+        if not isinstance(part, Resized) or not images:
+            return part
+        identity = part.identity % len(images)
+        length = min(part.length, _longest_item(scenario.engine))
+        if identity in touching or length == images[identity] or reads_across(scenario.engine):
+            return Image(identity)  # an encoder-decoder model's items are not kept by name
+        return Resized(identity, length)
+
+    return tuple(replace(r, prompt=tuple(map(named, r.prompt))) for r in scenario.requests)
 
 
 def _repair_states(engine: Engine) -> Engine:
@@ -165,7 +206,7 @@ def _repair_request(request: Request, engine: Engine, images: tuple[int, ...]) -
         if isinstance(part, Image):
             if engine.encoder is None or not images or (reads_across(engine) and prompt):
                 continue
-            part = Image(part.identity % len(images))
+            part = replace(part, identity=part.identity % len(images))
         length = part_length(part, images)
         if length > room:
             if isinstance(part, Image) or room == 0:
@@ -209,6 +250,29 @@ def _repair_request(request: Request, engine: Engine, images: tuple[int, ...]) -
         load=_repair_load(request.load, length, engine) if consumes else None,
         send=request.send if produces else None,
     )
+
+
+def _repair_ids(requests: tuple[Request, ...], engine: Engine) -> tuple[Request, ...]:
+    """Ids that are used again are of plain requests: what a grammar's compilation, a session or a connector's transfer
+    outlives of its request is not told apart from what comes after it.
+    """
+
+    def plain(request: Request) -> bool:
+        return engine.connector is None and request.grammar is None and request.chunks is None
+
+    def repaired(index: int, request: Request) -> Request:
+        first = request.same_id_as
+        if first is None or (
+            first < len(requests)
+            and first != index
+            and requests[first].same_id_as is None
+            and plain(request)
+            and plain(requests[first])
+        ):
+            return request
+        return replace(request, same_id_as=None)
+
+    return tuple(repaired(index, request) for index, request in enumerate(requests))
 
 
 def _repair_chunks(

@@ -27,6 +27,7 @@ def runner_traits() -> Traits:
         placeholders_are_clamped="clamp_(min=0)" in ast.unparse(_runner_function("_preprocess")),
         resumed_states_are_forgotten=_resumed_states_are_forgotten(),
         masks_are_strided=_masks_are_strided(),
+        one_embedding_spreads=_one_embedding_spreads(),
     )
 
 
@@ -40,6 +41,7 @@ def runner_traits_v2() -> TraitsV2:
         drafts_are_bounded="num_scheduled_tokens_np >= num_logits"
         in ast.unparse(_function("gpu/model_runner.py", "prepare_inputs")),
         masks_are_strided="range(self.mask_stride)" in ast.unparse(_worker_tree("gpu/structured_outputs.py")),
+        one_embedding_spreads=_one_embedding_spreads(),
     )
 
 
@@ -63,6 +65,12 @@ def _masks_are_strided() -> bool:
     from vllm.v1.structured_output.utils import apply_grammar_bitmask
 
     return "mask_stride" in apply_grammar_bitmask.__code__.co_varnames
+
+
+def _one_embedding_spreads() -> bool:
+    """An assignment to an index does so, `masked_scatter_` does not."""
+    merge = _function("../../model_executor/models/utils.py", "_merge_multimodal_embeddings")
+    return "masked_scatter_" not in ast.unparse(merge)
 
 
 def _drafts_without_room() -> Literal["zeros", "zeros if async", "none"]:

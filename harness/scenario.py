@@ -178,7 +178,16 @@ class Image(_Base, frozen=True, tag="image", tag_field="kind", array_like=True):
     identity: Annotated[int, Meta(ge=0, lt=MAX_STREAMS)] = 0
 
 
-Part: TypeAlias = Text | Image
+class Resized(Image, frozen=True, tag="resized"):
+    """An item that its client names like another (`multi_modal_uuids`), though it has a length of its own.
+
+    As far as both go they say the same.
+    """
+
+    length: Count = 1
+
+
+Part: TypeAlias = Text | Image | Resized
 
 
 class Grammar(_Base, frozen=True):
@@ -250,6 +259,8 @@ class Request(_Base, frozen=True):
     lora: Annotated[int, Meta(ge=0, le=MAX_LORAS)] = 0
     chunks: Annotated[tuple[Chunk, ...], Meta(max_length=MAX_CHUNKS)] | None = None
     """Of a streaming session (`resumable`), the inputs after the first; None of any other request."""
+    same_id_as: Index | None = None
+    """The request whose id its client gives it, too, once that one has been aborted."""
 
 
 class Arrive(_Base, frozen=True, tag="arrive", tag_field="event"):
@@ -325,7 +336,7 @@ class Scenario(_Base, frozen=True):
 
 def part_length(part: Part, images: tuple[int, ...]) -> int:
     """Length of a prompt part in tokens. IndexError if it names an image that the scenario lacks."""
-    return part.length if isinstance(part, Text) else images[part.identity]
+    return part.length if isinstance(part, Text | Resized) else images[part.identity]
 
 
 def prompt_length(request: Request, images: tuple[int, ...]) -> int:
@@ -344,8 +355,14 @@ def concerns(event: Event) -> int | None:
 
 
 def request_id(index: int) -> str:
-    """The id of a scenario's request in vLLM and in every message."""
+    """The id in vLLM and in every message of a scenario's request that has one of its own."""
     return f"r{index}"
+
+
+def id_in(scenario: Scenario, index: int) -> str:
+    """The id of a scenario's request, which it may have from an earlier one."""
+    first = scenario.requests[index].same_id_as
+    return request_id(index if first is None else first)
 
 
 def lora_name(adapter: int) -> str:

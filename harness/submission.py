@@ -69,7 +69,7 @@ def _request(
     if resumable:
         extra["resumable"] = True
     return VllmRequest(
-        request_id=request_id(index),
+        request_id=request_id(index if spec.same_id_as is None else spec.same_id_as),
         prompt_token_ids=tokens,
         sampling_params=params,
         pooling_params=None,

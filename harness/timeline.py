@@ -47,7 +47,8 @@ def _nearest(event: Event, num_requests: int) -> Event:
 class _Legal:
     """Each request arrives at most once, and is aborted at most once, after it arrived. Pauses do not nest. A session's
     client sends each chunk once, and nothing after its end or its abort. Pauses and sessions leave room in the timeline
-    for their ends.
+    for their ends. An id is used again after an abort: AsyncLLM refuses an id that it knows, and forgets it then; it
+    sends both in this order.
     """
 
     def __init__(self, requests: tuple[Request, ...]) -> None:
@@ -57,6 +58,8 @@ class _Legal:
         self._requests = requests
         self._arrived: set[int] = set()
         self._aborted: set[int] = set()
+        self._holders: dict[int, int] = {}
+        """Who has had an id last, by the request whose own it is."""
 
     def accepts(self, event: Event, room: int) -> bool:
         """Whether the event is legal here; what it changes is remembered then."""
@@ -66,11 +69,14 @@ class _Legal:
             self.paused = isinstance(event, Pause)
         elif isinstance(event, Arrive):
             self._arrived.add(event.request)
+            self._holders[self._owner(event.request)] = event.request
             chunks = self._requests[event.request].chunks
             if chunks is not None:
                 self.open[event.request] = len(chunks)
         elif isinstance(event, Abort):
             self._aborted.add(event.request)
+            if not event.in_step:
+                self._holders.pop(self._owner(event.request), None)
             self.open.pop(event.request, None)
         elif isinstance(event, Continue):
             self.open[event.request] -= 1
@@ -85,7 +91,7 @@ class _Legal:
             case Pause():
                 return not self.paused
             case Arrive():
-                return event.request not in self._arrived
+                return event.request not in self._arrived and self._owner(event.request) not in self._holders
             case Abort():
                 return event.request in self._arrived and event.request not in self._aborted
             case Continue():
@@ -93,6 +99,10 @@ class _Legal:
             case Close():
                 return event.request in self.open
         return True
+
+    def _owner(self, request: int) -> int:
+        first = self._requests[request].same_id_as
+        return request if first is None else first
 
     def _adds(self, event: Event) -> int:
         """Events that this one makes necessary, less those that it makes unnecessary."""

@@ -28,6 +28,8 @@ class Life:
     ended: str | None = None
     """Finish reason in vLLM's words, or `abort`; `closed` for a session that was parked when its client closed it."""
     session: Session | None = None
+    last_before: int = -1
+    """Index of the last step before it: what that one computes for an id is of a life before."""
 
     @property
     def live(self) -> bool:
@@ -92,7 +94,10 @@ class World:
         grammars: Mapping[str, ScriptedGrammar],
     ) -> None:
         self.scenario = scenario
-        self.turns = turns
+        self._truths = turns
+        """Of every request, under a name of its own."""
+        self.turns = dict(turns)
+        """By request id."""
         self.references = {request: known[0] for request, known in turns.items()}
         """The truth by request id; of a session, that of the current turn. Workers share it."""
         self.core = core
@@ -132,9 +137,14 @@ class World:
         """Requests that arrived and have not ended, in order of arrival."""
         return [life for life in self.lives.values() if life.live]
 
-    def begin(self, request: str) -> Life:
-        """A request arrives."""
-        life = self.lives[request] = Life(request)
+    def begin(self, request: str, name: str) -> Life:
+        """A request arrives; `name` is that of its turns, which is another than its id if it has that from an earlier
+        one."""
+        self.turns[request] = self._truths[name]
+        self.references[request] = self._truths[name][0]
+        self.lives.pop(request, None)  # they are in order of arrival
+        last = self.flights[-1].step.index if self.flights else -1
+        life = self.lives[request] = Life(request, last_before=last)
         if self.references[request].request.chunks is not None:
             life.session = Session(self.turns[request])
         return life
@@ -172,6 +182,8 @@ class World:
     def flights_of(self, request: str) -> Iterator[Flight]:
         """Steps in flight that compute for a request since its last admission, newest first."""
         for flight in reversed(self.flights):
+            if flight.step.index <= self.lives[request].last_before:
+                return
             if request in flight.step.scheduled:
                 yield flight
             if request in flight.step.admitted:

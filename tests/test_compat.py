@@ -11,7 +11,10 @@ from scenarios import LEGAL_V2
 @pytest.mark.parametrize(
     ("version", "traits"),
     [
-        ("0.19.0", Traits(False, "zeros if async", False, masks_are_strided=False)),
+        (
+            "0.19.0",
+            Traits(False, "zeros if async", False, masks_are_strided=False, one_embedding_spreads=False),
+        ),
         ("0.23.0", Traits(False, "zeros", False, masks_are_strided=False)),
         ("0.24.0", Traits(True, "zeros", False, masks_are_strided=False)),
         ("0.33.0", Traits()),

@@ -91,6 +91,7 @@ SHOWS = {
     "spec_preemption": lambda s: any(step.preempted for step in steps(s)),
     "mm": lambda s: [row.encoder_inputs for row in rows(s) if row.encoder_inputs] == [(0, 1)],
     "mm_unchunked": lambda s: [row.encoder_inputs for row in rows(s) if row.encoder_inputs] == [(0,), (1,)],
+    "mm_uuids": lambda s: ends(s) == dict.fromkeys(("r0", "r1", "r2"), "length"),
     "mm_async": lambda s: any(row.encoder_inputs for row in rows(s)),
     "mm_spec_async": lambda s: (
         any(row.drafts for row in rows(s)) and any(row.encoder_inputs for row in rows(s))

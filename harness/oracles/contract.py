@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 from harness.oracles.base import Oracle
 from harness.step import NewRow, Step
 from harness.worker.observation import Breach, Observation
+from harness.world import Life
 
 
 class Contract(Oracle):
@@ -26,6 +27,15 @@ class Contract(Oracle):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._told: set[str] = set()
+        self._arrived: set[str] = set()
+        self._due: set[str] = set()
+        """Ids that were used again before the worker was told that the request which had them first is over."""
+
+    def arrived(self, life: Life) -> None:
+        if life.request in self._arrived and life.request not in self._told:
+            self._due.add(life.request)
+        self._told.discard(life.request)
+        self._arrived.add(life.request)
 
     def dispatched(self, step: Step) -> None:
         for request, count in step.scheduled.items():
@@ -54,6 +64,10 @@ class Contract(Oracle):
                 )
         for request in step.finished:
             life = self.world.lives.get(request)
+            if request in self._due:
+                self._due.remove(request)
+                if life is not None and life.live:
+                    continue
             if life is None or life.live:
                 self._breach(
                     "live-request-finished", f"step {step.index} says that {request} is over", request

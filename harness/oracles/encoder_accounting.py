@@ -6,7 +6,7 @@ from harness.groups import reads_across
 from harness.oracles.base import Oracle
 from harness.scenario import image_hash
 from harness.step import Step
-from harness.world import Act
+from harness.world import Act, Life
 
 
 class EncoderAccounting(Oracle):
@@ -18,7 +18,7 @@ class EncoderAccounting(Oracle):
     item ("free only what is processed"), so that nothing is encoded again for the rest of one. With an encoder-decoder
     model, which keeps nothing from step to step, the free slots are as many as there are, at most.
 
-    Ledger: 12545, 23544, 51228, 25890, 54284.
+    Ledger: 12545, 23544, 51228, 25890, 54284, 57696.
     """
 
     family: ClassVar[str] = "O5"
@@ -27,6 +27,12 @@ class EncoderAccounting(Oracle):
         super().__init__(*arguments)
         self._begun: dict[str, tuple[int, set[int]]] = {}
         """Per request, where its last step ended and which items it has met without a break up to there."""
+        images = self.world.scenario.images
+        self._sizes = {image_hash(identity): size for identity, size in enumerate(images)}
+        """Length of the item that was encoded last under each name."""
+
+    def arrived(self, life: Life) -> None:
+        self._begun.pop(life.request, None)
 
     def controlled(self, act: Act) -> None:
         self._begun.clear()  # a reset takes entries that are in use, and means it
@@ -40,7 +46,9 @@ class EncoderAccounting(Oracle):
             reference = self.world.references.get(request)
             items = reference.items if reference else ()
             # What does not exist is O13's.
-            sizes += [self.world.scenario.images[items[i][2]] for i in indices if 0 <= i < len(items)]
+            encoded = [items[i] for i in indices if 0 <= i < len(items)]
+            sizes += [length for _, length, _ in encoded]
+            self._sizes |= {image_hash(identity): length for _, length, identity in encoded}
         if sum(sizes) > encoder.max_num_encoder_input_tokens:
             self.report(
                 "encoder-budget-exceeded",
@@ -90,8 +98,7 @@ class EncoderAccounting(Oracle):
                     fatal=False,
                 )
             return
-        sizes = {image_hash(identity): size for identity, size in enumerate(self.world.scenario.images)}
-        entries = {image: sizes[image] for image in manager.cached}
+        entries = {image: self._sizes[image] for image in manager.cached}
         free = manager.cache_size - sum(entries.values())
         freeable = free + sum(manager.freeable.values())
         for name, found, expected in (

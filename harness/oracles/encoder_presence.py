@@ -5,7 +5,8 @@ from typing import ClassVar
 
 from harness.oracles.base import Oracle
 from harness.step import Step
-from harness.worker.observation import EncoderMiss, Observation
+from harness.verdict import Level
+from harness.worker.observation import EncoderMiss, EncoderSize, Observation
 
 
 class EncoderPresence(Oracle):
@@ -16,14 +17,22 @@ class EncoderPresence(Oracle):
     gathers for the target, then for the drafter; on a miss it raises and the engine dies. From 0.24 a drafter's read
     of an item that starts at or after the end of the processed range falls back to the token embedding.
 
-    Ledger: 38907, 45347, 46315, 38551, 39543, 29750, 54284.
+    And what is there is the item's, as long as it is: a client may give another item the same name
+    (`multi_modal_uuids`). `_reject_on_encoder_cache_embed_mismatch` says so from 0.31 on; before, the runner
+    reads past the end of an output that is too short, and raises or (from 0.20, one embedding for several) repeats it;
+    of one that is longer it takes the beginning, which is a hazard: what the client gets is of an item that it named so
+    itself.
+
+    Ledger: 38907, 45347, 46315, 38551, 39543, 29750, 54284, 57696.
     """
 
     family: ClassVar[str] = "O4"
 
     def executed(self, step: Step, observations: Sequence[Observation]) -> None:
         for seen in observations:
-            if isinstance(seen, EncoderMiss):
+            if isinstance(seen, EncoderSize):
+                self._size(step, seen)
+            elif isinstance(seen, EncoderMiss):
                 # Two ways to go wrong: the scheduler lost what it knew, or it believes in what is not there.
                 # Or it is right, and the worker was not given what it needs.
                 # An EncoderDecoderCacheManager keeps no record of what is there.
@@ -36,3 +45,15 @@ class EncoderPresence(Oracle):
                     f"{seen.reason}" + ("; the model runner raises" if seen.fails else ""),
                     seen.request,
                 )
+
+    def _size(self, step: Step, seen: EncoderSize) -> None:
+        self.report(
+            f"{seen.window}-read-size",
+            "read past its end" if seen.past else "of another length",
+            f"step {step.index}: the {seen.window} gathers {seen.image} for {seen.request}, which has "
+            f"{seen.expected} embeddings; the cached output of that name has {seen.found}"
+            + ", and is read past its end"
+            * seen.past,
+            seen.request,
+            level=Level.VIOLATION if seen.past else Level.HAZARD,
+        )

@@ -72,7 +72,8 @@ class Fences(Oracle):
         manager = self.world.scheduler.encoder_cache_manager
         for flight in self.world.flights:
             for request, image in self.reads(flight.step):
-                if self.world.lives[request].live and image in manager.freeable:
+                life = self.world.lives[request]
+                if flight.step.index > life.last_before and life.live and image in manager.freeable:
                     self.report(
                         "encoder-evictable-in-flight",
                         "EncoderCacheManager.freeable",

@@ -17,6 +17,8 @@ class Outputs(Oracle):
     first in every step); and, once all is done, an end for everybody. In a session each input is answered so, in turn,
     after all tokens before it but the last output (`_update_request_as_session`); nothing comes between turns.
 
+    A client that gives items of different lengths one name may get an error for it (from 0.31).
+
     Ledger: 42492, 23697, 29987, 26385, 28787, 36122, 49860.
     """
 
@@ -31,6 +33,7 @@ class Outputs(Oracle):
         """Turns of each session that have ended."""
 
     def arrived(self, life: Life) -> None:
+        self._over.pop(life.request, None)  # of an earlier request with its id
         self._tokens[life.request] = []
         self._answered[life.request] = 0
 
@@ -112,11 +115,24 @@ class Outputs(Oracle):
             self.report("wrong-finish-reason", f"{found_reason} for {reason}", message, request)
 
     def _may_fail(self, request: str) -> bool:
-        """Whether a load of its failed, and the policy is that it ends so (`kv_load_failure_policy`)."""
+        """Whether a load of its failed, and the policy is that it ends so (`kv_load_failure_policy`), or an item of its
+        has the name of one with another length (`_reject_on_encoder_cache_embed_mismatch`)."""
+        if self._shares_a_name(request):
+            return True
         connector, external = self.world.engine.connector, self.world.external
         if connector is None or external is None:
             return False
         return connector.kv_load_failure_policy == "fail" and request in external.failed
+
+    def _shares_a_name(self, request: str) -> bool:
+        """Whether a request that has arrived, or it itself, has an item of one name and another length."""
+        mine = {(item, length) for _, length, item in self.world.references[request].items}
+        return any(
+            item == other and length != another
+            for arrived in self._tokens
+            for _, another, other in self.world.references[arrived].items
+            for item, length in mine
+        )
 
     def drained(self) -> None:
         missing = sorted(self._tokens.keys() - self._over.keys())

@@ -54,6 +54,9 @@ class Progress(Oracle):
             for turn in turns
         )
 
+    def arrived(self, life: Life) -> None:
+        self._furthest.pop(life.request, None)
+
     def dispatched(self, step: Step) -> None:
         self._scheduled = self._scheduled or step.total > 0
         for request, start in step.computed.items():

@@ -1,6 +1,6 @@
 """Plants the other way round: bugs that no release has fixed, mended. They tell whose fault a finding is.
 
-Each is the smallest edit that takes the bug away, not a proposal. Written for 0.33.0.
+Each is the smallest edit that takes the bug away, not a proposal. Written for 0.33.0, but for 42492: for 0.13.0.
 """
 
 from harness.planting.edits import assign, precede, swap
@@ -22,6 +22,26 @@ PLANTS = (
                     "    first = preempted_req.num_computed_tokens // manager.block_size\n"
                     "    for block in manager.req_to_blocks[preempted_req.request_id][first:]:\n"
                     "        self.kv_cache_manager.block_pool._maybe_evict_cached_block(block)",
+                ),
+            ),
+        ),
+    ),
+    Plant(
+        "mend-42492",
+        "mended: a frame is given to the requests that it was scheduled for, and not to others with their ids",
+        (
+            Edit(
+                f"{_SCHEDULER}.schedule",
+                precede(
+                    "self._update_after_schedule(scheduler_output)",
+                    "scheduler_output.owners = {one: self.requests[one] for one in num_scheduled_tokens}",
+                ),
+            ),
+            Edit(
+                f"{_SCHEDULER}.update_from_output",
+                swap(
+                    "self.requests.get(req_id)",
+                    "{scheduler_output.owners[req_id]: scheduler_output.owners[req_id]}.get(self.requests.get(req_id))",
                 ),
             ),
         ),

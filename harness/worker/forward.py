@@ -24,6 +24,7 @@ from harness.worker.masks import Rows
 from harness.worker.observation import (
     Breach,
     EncoderMiss,
+    EncoderSize,
     KvMismatch,
     MaskMismatch,
     Observation,
@@ -60,7 +61,11 @@ class Forward:
         sizes = [engine.block_size * scale_of(group) for group in self.groups]
         self.kv = KvShadow(engine.num_gpu_blocks, sizes)
         self.states = States(engine)
-        self.encoder_cache: set[str] = set()
+        self.encoder_cache: dict[str, int] = {}
+        """Length of each encoder output, in embeddings."""
+        self._gathered = self._placeholders = 0
+        """Embeddings that a window of the step has read, and those that it needs."""
+        self._one_spreads = traits.one_embedding_spreads
         self.ever_encoded: set[str] = set()
         self._encoded: set[tuple[str, str]] = set()
         """Requests and their images that the step in progress has encoded."""
@@ -107,6 +112,10 @@ class Forward:
     def reset_encoder_cache(self) -> None:
         """What was encoded has gone as if it had been evicted."""
         self.encoder_cache.clear()
+
+    def _free_encoder_outputs(self, step: Step) -> None:
+        for image in step.freed_encoder:
+            self.encoder_cache.pop(image, None)
 
     def _check_total(self, step: Step, *, fails: bool) -> None:
         if step.total != sum(step.scheduled.values()):
@@ -157,11 +166,11 @@ class Forward:
                 message = f"items {indices} of {request} are to be encoded, which the worker does not know"
                 raise self.batch.fail(Breach("unknown-encoder-input", message, request, True))
             for index in indices:
-                image = cached.items[index][2]
+                _, length, image = cached.items[index]
                 if index in cached.stripped:
                     self.stripped.add(image)  # the runner skips it, and says nothing
                     continue
-                self.encoder_cache.add(image)
+                self.encoder_cache[image] = length
                 self.ever_encoded.add(image)
                 self._encoded.add((request, image))
 
@@ -173,7 +182,11 @@ class Forward:
             return
         end_of_target = start + count - (1 if window == "drafter" else 0)
         for offset, length, image in self.batch.requests[request].items:
-            if offset >= start + count or offset + length <= start or image in self.encoder_cache:
+            if offset >= start + count or offset + length <= start:
+                continue
+            if image in self.encoder_cache:
+                stop = min(start + count - offset, length)
+                self._read_output(request, window, (offset, length, image), max(0, start - offset), stop)
                 continue
             if self._drafter_falls_back and offset >= end_of_target:
                 continue
@@ -193,6 +206,24 @@ class Forward:
 
     def _unless_stripped(self, image: str, reason: str) -> str:
         return "sent without the data that its encoder needs" if image in self.stripped else reason
+
+    def _read_output(
+        self, request: str, window: str, item: tuple[int, int, str], start: int, stop: int
+    ) -> None:
+        """An item's positions [start, stop) are gathered from the output of its name, as far as that goes."""
+        _, length, image = item
+        held = self.encoder_cache[image]
+        self._gathered += max(0, min(held, stop) - start)
+        self._placeholders += stop - start
+        if held != length:
+            self.observations.append(EncoderSize(request, image, window, held, length, held < stop))
+
+    def _merge(self) -> None:
+        """`_merge_multimodal_embeddings`: what a window has gathered must be as much as it has placeholders."""
+        gathered, placeholders = self._gathered, self._placeholders
+        self._gathered = self._placeholders = 0
+        if gathered != placeholders and not (gathered == 1 and self._one_spreads):
+            raise RunnerFailure(f"{gathered} embeddings for {placeholders} placeholders")
 
     # -- target -------------------------------------------------------------------------------------------------
 

@@ -40,6 +40,22 @@ class EncoderMiss:
 
 
 @dataclass(frozen=True, slots=True)
+class EncoderSize:
+    """A gather found an encoder output that is not as long as the item, in embeddings. Mostly the runner raises if it
+    is read past its end.
+    """
+
+    request: str
+    image: str
+    window: str
+    """As in `EncoderMiss`."""
+    found: int
+    expected: int
+    past: bool
+    """Whether positions were read that it does not have."""
+
+
+@dataclass(frozen=True, slots=True)
 class MaskMismatch:
     """A structured request's token was sampled under a mask that is not its grammar's at that output position."""
 
@@ -62,7 +78,7 @@ class Breach:
     fails: bool = False
 
 
-Observation: TypeAlias = KvMismatch | SentMismatch | EncoderMiss | MaskMismatch | Breach
+Observation: TypeAlias = KvMismatch | SentMismatch | EncoderMiss | EncoderSize | MaskMismatch | Breach
 
 
 class DeviceAssertion(Exception):

@@ -48,7 +48,7 @@ class StubV1(Forward):
         self._starts, self._inputs, self._untold = {}, {}, []
         self._zero(step.zeroed)
         self.kv.copy_blocks(step.copies)
-        self.encoder_cache.difference_update(step.freed_encoder)
+        self._free_encoder_outputs(step)
         self.spoiled.clear()
         self._check_tables(step)
         self._step = step = self.batch.update(step)
@@ -65,6 +65,7 @@ class StubV1(Forward):
         self._run_encoder(step)
         for request in self.batch.rows:
             self._gather(request, self.batch.requests[request].computed, step.scheduled[request], "target")
+        self._merge()
         self._embed(step, inputs)
         if self.states.cached:
             self._place_states(step)
@@ -158,6 +159,7 @@ class StubV1(Forward):
                 self._gather(
                     request, self.batch.requests[request].computed + 1, step.scheduled[request], "drafter"
                 )
+            self._merge()
         if fits:
             self.drafts = {
                 request: self._draft(

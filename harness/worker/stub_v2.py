@@ -39,7 +39,7 @@ class StubV2(Forward):
     def forward(self, step: Step) -> None:
         self.batch.observations = []
         self._inputs = {}
-        self.encoder_cache.difference_update(step.freed_encoder)
+        self._free_encoder_outputs(step)
         self._check_tables(step)
         self.batch.update(step)
         self._zero(step.zeroed)
@@ -83,6 +83,7 @@ class StubV2(Forward):
             slot = self.batch.requests[request]
             if slot.counted + ahead < len(slot.prefill):
                 self._gather(request, slot.counted + ahead, count, window)
+        self._merge()
 
     def _embed(self, step: Step, inputs: Mapping[str, list[int]]) -> None:
         for request, tokens in inputs.items():

@@ -29,6 +29,9 @@ class Traits:
     masks_are_strided: bool = True
     """Whether a grammar bitmask has the same number of rows for every request (from 0.33), or one a draft scheduled."""
 
+    one_embedding_spreads: bool = True
+    """Whether a single embedding is written to all placeholders of a step (from 0.20), or raises if they are more."""
+
 
 NEWEST = Traits()
 
@@ -46,6 +49,9 @@ class TraitsV2:
     drafts_are_bounded: bool = True
     """Whether a step raises if drafts leave a request no token of its own (from 0.29), or samples another one's logits.
     No release looks whether there are more drafts than the drafter makes."""
+
+    one_embedding_spreads: bool = True
+    """As the V1 runner's."""
 
 
 NEWEST_V2 = TraitsV2()

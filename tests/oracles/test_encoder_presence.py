@@ -1,12 +1,16 @@
 """O4 hears every gather, for the target or the drafter, that finds no encoder output."""
 
 import pytest
+from msgspec.structs import replace
 
 from harness import compat
+from harness.execute import execute
 from harness.oracles.encoder_presence import EncoderPresence
+from harness.scenario import Arrive
+from harness.verdict import Level
 from harness.worker.traits import Traits
 from oracles.faults import SCHEDULE, Fault, after, assert_heard, assert_quiet, faults, heard, plant
-from scenarios import LOOK_AHEAD
+from scenarios import LOOK_AHEAD, PICTURE, RENAMED, VISION, scenario
 
 pytestmark = pytest.mark.usefixtures("vllm")
 
@@ -47,6 +51,16 @@ FAULTS = {
 }
 
 
+def accept_every_length(original, scheduler, *arguments, **keywords):
+    """As up to 0.30."""
+    return False
+
+
+SHARED = scenario(VISION, PICTURE, RENAMED, images=(6,), events=(Arrive(0), Arrive(1, 8)))
+"""Two pictures of one name, of which the second is longer."""
+REFUSE = "Scheduler._reject_on_encoder_cache_embed_mismatch"
+
+
 def test_is_quiet_on_legal_scenarios(legal):
     assert_quiet(EncoderPresence, legal)
 
@@ -64,3 +78,20 @@ def test_the_drafter_s_window_is_judged_as_the_release_s_runner_does(monkeypatch
     assert heard(LOOK_AHEAD, EncoderPresence) == []
     plant(monkeypatch, TRY, ignore_look_ahead)
     assert heard(LOOK_AHEAD, EncoderPresence) == said
+
+
+def test_hears_an_output_of_another_length(monkeypatch):
+    """The newest releases refuse the request; without that the runner reads past the output's end."""
+    assert heard(SHARED, EncoderPresence) == []
+    plant(monkeypatch, REFUSE, accept_every_length)
+    plant(monkeypatch, "EncoderCacheManager.get_cached_num_encoder_embeds", lambda *_: None)
+    assert heard(SHARED, EncoderPresence) == [("O4", "target-read-size", "read past its end")]
+
+
+def test_a_longer_output_is_a_hazard(monkeypatch):
+    longer_first = replace(SHARED, timeline=(Arrive(1), Arrive(0, 8)))
+    plant(monkeypatch, REFUSE, accept_every_length)
+    told = execute(longer_first, [EncoderPresence]).violations
+    assert [(v.kind, v.anchor, v.level) for v in told] == [
+        ("target-read-size", "of another length", Level.HAZARD)
+    ]

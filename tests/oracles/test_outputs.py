@@ -4,8 +4,19 @@ import pytest
 
 from harness.oracles.outputs import Outputs
 from harness.scenario import Arrive, Close
-from oracles.faults import UPDATE, Fault, after, assert_heard, assert_quiet, faults, outputs_of, skipped
-from scenarios import SMALL, scenario, session, text
+from oracles.faults import (
+    UPDATE,
+    Fault,
+    after,
+    assert_heard,
+    assert_quiet,
+    faults,
+    heard,
+    outputs_of,
+    plant,
+    skipped,
+)
+from scenarios import PICTURE, RENAMED, SMALL, VISION, scenario, session, text
 
 pytestmark = pytest.mark.usefixtures("vllm")
 
@@ -94,3 +105,17 @@ def test_is_quiet_on_legal_scenarios(legal):
 @faults(FAULTS)
 def test_hears(monkeypatch, fault):
     assert_heard(monkeypatch, Outputs, fault)
+
+
+def refuse_all(original, scheduler, request, *_):
+    """Every item that is cached has another length, says the scheduler."""
+    scheduler.encoder_cache_mismatch_reqs.add(request.request_id)
+    return True
+
+
+def test_an_error_is_right_only_for_a_name_of_two_lengths(monkeypatch):
+    shared = scenario(VISION, PICTURE, RENAMED, images=(6,), events=(Arrive(0), Arrive(1, 8)))
+    assert heard(shared, Outputs) == []
+    plant(monkeypatch, "Scheduler._reject_on_encoder_cache_embed_mismatch", refuse_all)
+    alike = scenario(VISION, PICTURE, PICTURE, images=(6,), events=(Arrive(0), Arrive(1, 8)))
+    assert heard(alike, Outputs) == [("O8", "ended-early", "finish_reason error")]

@@ -9,12 +9,13 @@ from msgspec.structs import replace
 
 from harness.model import EOS, VOCABULARY, wrong_token
 from harness.peers.orders import LoadOrder, Orders, SendOrder
-from harness.scenario import Chunked, Connector, Encoder, Full, Grammar, Mamba
+from harness.scenario import Chunked, Connector, Encoder, Full, Grammar, Mamba, Request, Resized, Text
 from harness.step import copy_step
 from harness.verdict import HarnessError
 from harness.worker import masks
 from harness.worker.observation import (
     EncoderMiss,
+    EncoderSize,
     KvMismatch,
     MaskMismatch,
     RunnerFailure,
@@ -44,6 +45,10 @@ WINDOW = replace(ENGINE, sliding_window=3)
 CHUNKED = replace(ENGINE, kv_cache_groups=(Chunked(4), Full()))
 MAMBA = replace(ENGINE, kv_cache_groups=(Full(), Mamba()), enable_prefix_caching=False)
 ACROSS = replace(ENGINE, encoder=Encoder(is_encoder_decoder=True))
+RENAMED = references(
+    picture(4, 4), Request(prompt=(Text(1, 0, 4), Resized(0, 6), Text(0, 4, 4)), max_tokens=4), images=(3,)
+)
+"""Two items of one name: r0's is 3 long, r1's 6."""
 
 
 # -- target ------------------------------------------------------------------------------------
@@ -229,6 +234,36 @@ def test_an_encoder_decoder_model_reads_what_the_first_step_encodes(lacks):
     assert execution.observations == missed
     later = worker.execute(step(cached(10, outputs=1), tokens=1, free=("image-0",)))
     assert later.observations == ()
+
+
+def with_shared_name(start, **traits):
+    """A stub that holds three embeddings under the name of r1's item, [4, 10), and has computed r1 up to `start`."""
+    worker = stub(RENAMED, **traits)
+    worker.execute(step(new(RENAMED["r0"], (9, 10)), tokens=8, encode={"r0": (0,)}))
+    worker.execute(step(new(RENAMED["r1"], TABLE, request="r1"), tokens={"r1": start}, finished=("r0",)))
+    return worker
+
+
+def test_an_output_of_another_length_is_read_as_far_as_it_goes():
+    read = with_shared_name(4).execute(step(cached(4, request="r1"), tokens={"r1": 3}))
+    assert read.observations == (EncoderSize("r1", "image-0", "target", 3, 6, past=False),)
+
+
+@pytest.mark.parametrize(
+    ("start", "tokens", "spreads", "fails"),
+    [(4, 4, True, True), (6, 2, True, False), (6, 2, False, True), (7, 1, True, True)],
+    ids=["three for four", "one for two", "one for two, up to 0.19", "none for one"],
+)
+def test_an_output_read_past_its_end_fails_or_spreads(start, tokens, spreads, fails):
+    worker = with_shared_name(start, one_embedding_spreads=spreads)
+    read = step(cached(start, request="r1"), tokens={"r1": tokens})
+    if fails:
+        with pytest.raises(RunnerFailure):
+            worker.execute(read)
+        found = tuple(worker.observations)
+    else:
+        found = worker.execute(read).observations
+    assert found == (EncoderSize("r1", "image-0", "target", 3, 6, past=True),)
 
 
 @pytest.mark.parametrize(

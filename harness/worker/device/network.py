@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 from vllm.model_executor.models.interfaces import SupportsMultiModal
+from vllm.model_executor.models.utils import _merge_multimodal_embeddings
 
 from harness.model import FIRST, PLACEHOLDER, SEED, VOCABULARY
 from harness.scenario import Full, Group, Mamba
@@ -106,10 +107,14 @@ class _Network(nn.Module):  # type: ignore[misc]
     def embed_input_ids(
         self, input_ids: Any, multimodal_embeddings: Any = None, is_multimodal: Any = None, **_: Any
     ) -> torch.Tensor:
-        """vLLM's hook: token rows, with encoder outputs in the place of an item's tokens."""
+        """vLLM's hook: token rows, with encoder outputs in the place of an item's tokens. Merged as vLLM's models do:
+        what is too little raises there, or is repeated.
+        """
         rows = self._rows(input_ids)
         if multimodal_embeddings is not None and len(multimodal_embeddings):
-            rows[is_multimodal.to(rows.device)] = torch.cat(tuple(multimodal_embeddings)).to(rows)
+            rows = _merge_multimodal_embeddings(
+                rows, list(multimodal_embeddings), is_multimodal.to(rows.device)
+            )
         return rows
 
     def _rows(self, input_ids: torch.Tensor) -> torch.Tensor:
