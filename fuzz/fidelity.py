@@ -115,6 +115,7 @@ def features_of(scenario: Scenario) -> list[str]:
         "LoRA": any(request.lora for request in scenario.requests),
         "other limits": limits_of(engine) != limits_of(Engine()),
         "min_tokens": any(request.min_tokens for request in scenario.requests),
+        "encoder-cache connector": engine.ec_connector is not None,
         "connector": engine.connector is not None,
         "loads": any(request.load for request in scenario.requests),
         "failing loads": any(request.load and request.load.failed for request in scenario.requests),

@@ -20,7 +20,7 @@ from harness.kv_groups import grouped
 from harness.limits import batches_in_flight, scheduler_fields
 from harness.peers.events import Listener
 from harness.peers.grammar import Grammars
-from harness.scenario import Connector, Engine, Scenario
+from harness.scenario import Connector, EncoderConnector, Engine, Scenario
 from harness.verdict import HarnessError
 
 
@@ -202,6 +202,8 @@ def _settle(config: Any, engine: Engine) -> None:
     config.cache_config.enable_prefix_caching = engine.enable_prefix_caching
     config.cache_config.block_size = engine.block_size
     config.cache_config.num_gpu_blocks = engine.num_gpu_blocks
+    if engine.ec_connector is not None:
+        config.ec_transfer_config = ec_transfer_config(engine.ec_connector)
     if engine.enable_kv_cache_events:
         config.kv_events_config = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
     compat.fix_kv_cache_layout(config.cache_config)
@@ -218,6 +220,19 @@ def kv_transfer_config(connector: Connector) -> Any:
         kv_role=connector.kv_role,
         kv_load_failure_policy=connector.kv_load_failure_policy,
         kv_buffer_device="cpu",
+        engine_id="schedfuzz",  # the default is random
+    )
+
+
+def ec_transfer_config(connector: EncoderConnector) -> Any:
+    """vLLM's ECTransferConfig, which names our connector by its module."""
+    from vllm.config import ECTransferConfig
+
+    return compat.construct(
+        ECTransferConfig,
+        ec_connector="ScriptedEncoderConnector",
+        ec_connector_module_path="harness.peers.ec_connector",
+        ec_role=connector.ec_role,
         engine_id="schedfuzz",  # the default is random
     )
 

@@ -183,6 +183,14 @@ def transfers_keep_the_engine_awake() -> bool:
     return "connector" in Scheduler.has_finished_requests.__code__.co_names
 
 
+@functools.cache
+def encoder_connector_hears_ends() -> bool:
+    """Whether the scheduler tells an encoder-cache connector of ended requests; from 0.26."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    return "ec_connector" in Scheduler._free_request.__code__.co_names
+
+
 def attention_interfaces() -> tuple[Any, Any]:
     """AttentionBackend and AttentionMetadataBuilder; they moved in 0.14."""
     try:

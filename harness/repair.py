@@ -19,6 +19,7 @@ from harness.scenario import (
     MAX_MODEL_LEN,
     Chunk,
     Continue,
+    EncoderConnector,
     Engine,
     Event,
     Image,
@@ -44,6 +45,8 @@ def repair(scenario: Scenario) -> Scenario:
     requests = tuple(_repair_request(request, engine, images) for request in scenario.requests)
     if not any(isinstance(part, Image) for request in requests for part in request.prompt):
         images = ()
+    if engine.ec_connector is not None:
+        engine = replace(engine, ec_connector=_repair_stored(engine.ec_connector, len(images)))
     timeline = repair_timeline(scenario.timeline, requests)
     return replace(
         scenario,
@@ -105,11 +108,16 @@ def _repair_engine(engine: Engine, images: tuple[int, ...]) -> Engine:
             enable_chunked_prefill=False,
             speculative=None,
             connector=None,
+            ec_connector=None,
             sliding_window=0,
             kv_cache_groups=(),
             model_runner="v1",
             pipeline_parallel_size=1,
         )
+    if engine.ec_connector is not None:
+        # Without a multimodal model there is nothing to load. The V2 runner has it from 0.28 on; its stub has not.
+        connector = engine.ec_connector if engine.encoder is not None else None
+        engine = replace(engine, ec_connector=connector, model_runner="v1")
     sliding_window, groups = canonical_groups(_repair_states(engine))
     # A second time: the groups that stay say how large a state's block is.
     engine = _repair_states(replace(engine, sliding_window=sliding_window, kv_cache_groups=groups))
@@ -155,6 +163,11 @@ def _repair_engine(engine: Engine, images: tuple[int, ...]) -> Engine:
         # Without prefix caching there is nothing to tell, and vLLM warns.
         enable_kv_cache_events=engine.enable_kv_cache_events and engine.enable_prefix_caching,
     )
+
+
+def _repair_stored(connector: EncoderConnector, num_images: int) -> EncoderConnector:
+    stored = tuple(sorted({image for image in connector.stored if image < num_images}))
+    return replace(connector, stored=stored, latency=connector.latency if stored else 0)
 
 
 def _repair_request(request: Request, engine: Engine, images: tuple[int, ...]) -> Request:

@@ -119,6 +119,21 @@ class Connector(_Base, frozen=True):
     kv_load_failure_policy: Literal["recompute", "fail"] = "recompute"
 
 
+class EncoderConnector(_Base, frozen=True):
+    """vLLM's ECTransferConfig: an encoder-cache connector, whose other side holds the outputs of the images `stored`.
+
+    From 0.23 on it may have to fetch them: each takes `latency` scheduling passes from the first time that a request is
+    considered that needs it, and the request waits. `ec_both` also gives what this engine encodes, once it is known to
+    be there. (A mere producer has no language model, and so no KV cache.)
+    """
+
+    ec_role: Literal["ec_consumer", "ec_both"] = "ec_consumer"
+    stored: Annotated[
+        tuple[Annotated[int, Meta(ge=0, lt=MAX_STREAMS)], ...], Meta(max_length=MAX_STREAMS)
+    ] = ()
+    latency: Delay = 0
+
+
 class Engine(_Base, frozen=True):
     """Configuration of the engine; every name but `interleaving`, `model_runner` and `data_parallel` is vLLM's.
 
@@ -160,6 +175,7 @@ class Engine(_Base, frozen=True):
     data_parallel: bool = False
     max_loras: Annotated[int, Meta(ge=0, le=8)] = 0
     pipeline_parallel_size: Annotated[int, Meta(ge=1, le=4)] = 1
+    ec_connector: EncoderConnector | None = None
 
 
 class Text(_Base, frozen=True, tag="text", tag_field="kind", array_like=True):

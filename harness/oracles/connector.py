@@ -3,8 +3,10 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
+from harness import compat
 from harness.oracles import block_use
 from harness.oracles.base import Oracle
+from harness.peers.external import Protest
 from harness.peers.orders import LoadOrder
 from harness.step import Step
 from harness.worker.observation import Observation, SentMismatch
@@ -22,6 +24,7 @@ class ConnectorProtocol(Oracle):
     until the send's end is told. When the scheduler has been told of a failed load, and recomputes, nothing that was
     computed with it counts any more (`_handle_invalid_blocks`). A client's abort that arrives during a step counts
     before the step's result (`_process_aborts_queue`), so that nothing is kept for a consumer that has gone.
+    An encoder-cache connector is told of each request's end once, too, where the scheduler tells it (from 0.26).
 
     Ledger: 32255, 34484, 45357, 18485, 29987.
     """
@@ -109,8 +112,17 @@ class ConnectorProtocol(Oracle):
     def settled(self) -> None:
         if self.world.external is not None:
             self._check()
+        store = self.world.encoder_store
+        if store is not None:
+            self._protested(store.protests)
 
     def drained(self) -> None:
+        store = self.world.encoder_store
+        if store is not None and compat.encoder_connector_hears_ends():
+            untold = sorted(self.world.lives.keys() - set(store.finished))
+            if untold:
+                message = f"the encoder-cache connector never heard the end of {untold}"
+                self.report("finish-not-told", "ECConnectorBase.request_finished", message, *untold)
         external = self.world.external
         untold = sorted(self.world.lives.keys() - set(external.finished)) if external else []
         if untold:
@@ -125,9 +137,7 @@ class ConnectorProtocol(Oracle):
         """What the hooks met, and who holds the blocks of transfers."""
         external = self.world.external
         assert external is not None
-        for protest in external.protests:
-            self.report(protest.kind, protest.hook, protest.message, protest.request)
-        external.protests.clear()
+        self._protested(external.protests)
         if not external.loads and not external.sends:
             return
         held: dict[str, set[int]] = {}
@@ -139,6 +149,11 @@ class ConnectorProtocol(Oracle):
             )
         for send in external.sends.values():
             self._held("send-source-freed", send.request, send.sources(), held)
+
+    def _protested(self, protests: list[Protest]) -> None:
+        for protest in protests:
+            self.report(protest.kind, protest.hook, protest.message, protest.request)
+        protests.clear()
 
     def _held(self, kind: str, request: str, blocks: Iterable[int], held: dict[str, set[int]]) -> None:
         lost = sorted(set(blocks) - held.get(request, set()))

@@ -45,6 +45,8 @@ class Progress(Oracle):
         self._stale = 0
         self._waited = 0
         self._patience = 16 + sum(map(_transfer_time, self.world.scenario.requests))
+        if (encoder := self.world.engine.ec_connector) is not None:
+            self._patience += len(encoder.stored) * (encoder.latency + 1)
         self._furthest: dict[str, int] = {}
         self._scheduled = False
         self._limit = 64 + 2 * sum(
@@ -91,6 +93,8 @@ class Progress(Oracle):
 
     def _waits_for_connector(self) -> bool:
         """Whether the script keeps a transfer from ending, or answered in this pass that it does not know yet."""
+        if self.world.encoder_store is not None and self.world.encoder_store.lasts():
+            return True
         external = self.world.external
         if external is None:
             return False

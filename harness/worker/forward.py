@@ -129,6 +129,11 @@ class Forward:
 
     # -- encoder ------------------------------------------------------------------------------------------------
 
+    def _load_encoder(self, step: Step) -> None:
+        """ECConnectorModelRunnerMixin: what a connector loads is there before anything is encoded or gathered."""
+        self.encoder_cache.update(step.encoder_loads)
+        self.ever_encoded.update(step.encoder_loads)
+
     def _run_encoder(self, step: Step) -> None:
         for request, indices in step.encoder_inputs.items():
             cached = self.batch.requests.get(request)

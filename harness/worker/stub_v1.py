@@ -59,6 +59,7 @@ class StubV1(Forward):
         starts = {request: self.batch.start(request) for request in self.batch.rows}
         inputs = {request: self.batch.inputs(step, request) for request in self.batch.rows}
         self.batch.take_drafts(step)
+        self._load_encoder(step)
         self._run_encoder(step)
         for request in self.batch.rows:
             self._gather(request, self.batch.requests[request].computed, step.scheduled[request], "target")

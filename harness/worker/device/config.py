@@ -112,6 +112,8 @@ def vllm_config(engine: Engine) -> Any:
     config.scheduler_config.disable_hybrid_kv_cache_manager = False
     config.cache_config.block_size = engine.block_size
     config.cache_config.num_gpu_blocks = engine.num_gpu_blocks
+    if engine.ec_connector is not None:
+        config.ec_transfer_config = build.ec_transfer_config(engine.ec_connector)
     compat.fix_kv_cache_layout(config.cache_config)
     config.speculative_config = _speculative_config(engine, config)
     return config

@@ -37,6 +37,7 @@ class DeviceWorker:
         if isinstance(drafter, ngram.Proposer):
             drafter.runner, drafter.references = self._runner, references
         self._mover = connector.mover(self._runner, references)
+        connector.give_outputs(self._runner, scenario.images)
         self._delays = scenario.step_delays or (DEFAULT_DELAY,)
         self._output: Any = None
 
