@@ -20,6 +20,7 @@ from harness.scenario import (
     Connector,
     Continue,
     Encoder,
+    EncoderConnector,
     Engine,
     Event,
     Full,
@@ -435,6 +436,29 @@ LEGAL: dict[str, Scenario] = {
             Pause(1, "keep", clear_cache=False),
             Resume(9),
         ),
+    ),
+    "encoder_loads": scenario(
+        replace(VISION, ec_connector=EncoderConnector(stored=(1,))), ALBUM, PICTURE, images=(6, 8)
+    ),
+    "encoder_saves": scenario(
+        replace(VISION, ec_connector=EncoderConnector("ec_both"), encoder=Encoder(8, 8)),
+        ALBUM,
+        PICTURE,
+        images=(6, 8),
+        events=(Arrive(0), Arrive(1, 9)),
+    ),
+    "encoder_fetch": scenario(
+        replace(
+            VISION,
+            ec_connector=EncoderConnector(stored=(0, 1), latency=3),
+            async_scheduling=True,
+            speculative=EAGLE,
+        ),
+        ALBUM,
+        PICTURE,
+        text(9),
+        images=(6, 8),
+        events=(Arrive(0), Arrive(1, 2), Arrive(2)),
     ),
     "streaming": scenario(
         SMALL, *DIALOGUE, events=(Arrive(0), Arrive(1), Continue(0), Continue(0, 12), Close(0, 12))

@@ -180,6 +180,18 @@ SHOWS = {
     "pipeline_preemption": lambda s: any(step.preempted and step.in_flight for step in steps(s)),
     "pipeline_free": lambda s: max(step.in_flight for step in steps(s)) > 1,
     "skip_prefix": lambda s: not any(row.computed for row in rows(s) if row.source != "running"),
+    "encoder_loads": lambda s: (
+        [step.encoder_loads for step in steps(s) if step.encoder_loads] == [("image-1",)]
+        and [row.encoder_inputs for row in rows(s) if row.encoder_inputs] == [(0,)]
+    ),
+    "encoder_saves": lambda s: (
+        [step.encoder_loads for step in steps(s) if step.encoder_loads] == [("image-0",)]
+        and [row.encoder_inputs for row in rows(s) if row.encoder_inputs] == [(0,), (1,)]
+    ),
+    "encoder_fetch": lambda s: (
+        [step.step for step in steps(s) if step.encoder_loads] == [3]
+        and not any(row.encoder_inputs for row in rows(s))
+    ),
     "connector_sync": lambda s: [row.computed for row in rows(s) if row.source == "new"] == [10, 0],
     "connector_async": lambda s: any(update.received == ("r0",) for update in entries(s, Delivered)),
     "connector_send": lambda s: [r for update in entries(s, Delivered) for r in update.sent] == ["r1", "r0"],
