@@ -201,6 +201,8 @@ def _request(scenario: Scenario, index: int, items: Items) -> str:
         told.append(f"cache_salt {request.cache_salt}")
     if request.lora:
         told.append(f"LoRA adapter {request.lora}")
+    if request.prompt_logprobs:
+        told.append("wants its prompt's logprobs")
     if request.skip_reading_prefix_cache:
         told.append("skips reading the prefix cache")
     for name, position in (("EOS", request.eos_at), ("a stop token", request.stop_at)):

@@ -112,6 +112,8 @@ def features_of(scenario: Scenario) -> list[str]:
         "encoder resets": any(isinstance(e, Reset) and e.cache == "encoder" for e in events),
         "pauses": any(isinstance(e, Pause) for e in events),
         "pipeline": engine.pipeline_parallel_size > 1,
+        "pooling": engine.runner_type == "pooling",
+        "prompt logprobs": any(request.prompt_logprobs for request in scenario.requests),
         "LoRA": any(request.lora for request in scenario.requests),
         "other limits": limits_of(engine) != limits_of(Engine()),
         "min_tokens": any(request.min_tokens for request in scenario.requests),

@@ -138,6 +138,8 @@ def _engine(rng: Random, weights: Weights, block_size: BlockSize, images: tuple[
         max_loras=rng.choice((1, 1, 2, 3)) if "lora" in weights else 0,
         pipeline_parallel_size=_stages(rng, weights),
         ec_connector=new_encoder_connector(rng, weights, images) if _finds_outputs(rng, weights) else None,
+        # Seldom: little else goes with it.
+        runner_type="pooling" if rng.random() < 0.3 and chance(rng, weights, "pooling") else "generate",
     )
     window, groups = canonical_groups(engine)  # a pool is tight for what is left of the groups
     engine = replace(engine, sliding_window=window, kv_cache_groups=groups)
@@ -303,6 +305,7 @@ def _answers(rng: Random, weights: Weights, engine: Engine, request: Request, ro
         min_tokens=least if chance(rng, weights, "min_tokens") else 0,
         cache_salt=rng.randint(0, 2) if chance(rng, weights, "cache_salt") else 0,
         skip_reading_prefix_cache=chance(rng, weights, "skip_prefix"),
+        prompt_logprobs=chance(rng, weights, "prompt_logprobs"),
         lora=rng.choice((1, 1, 2, 2, 3, 4)) if chance(rng, weights, "lora") else 0,
         priority=rng.randint(-2, 2) if chance(rng, weights, "priority") else 0,
         eos_at=eos_at,

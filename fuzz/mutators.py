@@ -247,6 +247,10 @@ def flip_skip_prefix(rng: Random, scenario: Scenario) -> Scenario:
     )
 
 
+def flip_prompt_logprobs(rng: Random, scenario: Scenario) -> Scenario:
+    return any_request(rng, scenario, lambda r: replace(r, prompt_logprobs=not r.prompt_logprobs))
+
+
 def change_priority(rng: Random, scenario: Scenario) -> Scenario:
     scenario = with_engine(scenario, policy="priority")
     return any_request(rng, scenario, lambda r: replace(r, priority=tweak(rng, r.priority, -3, 3)))
@@ -270,4 +274,5 @@ _CHOICES: tuple[tuple[str, tuple[object, ...]], ...] = (
     ("interleaving", ("engine", "free")),
     ("model_runner", ("v1", "v2")),
     ("pipeline_parallel_size", (1, 2, 3, 4)),
+    ("runner_type", ("generate", "pooling")),
 )

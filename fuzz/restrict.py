@@ -222,6 +222,8 @@ _OFF: dict[str, Callable[[Scenario], Scenario]] = {
     "ec_connector": _engine_field(ec_connector=None),
     "ec_both": _encoder_connector(ec_role="ec_consumer"),
     "ec_latency": _encoder_connector(latency=0),
+    "pooling": _engine_field(runner_type="generate"),
+    "prompt_logprobs": _request_field(prompt_logprobs=False),
     "streaming": _request_field(chunks=None),
     "hybrid_failed_load": _without_hybrid_failures,
     # These three read what the others leave: lengths, then the budget that a length asks for, then blocks for both.

@@ -52,7 +52,6 @@ class ModelStandIn:
     for the drift test.
     """
 
-    runner_type = "generate"
     is_encoder_decoder = False
     is_hybrid = False
     is_moe = False
@@ -72,8 +71,9 @@ class ModelStandIn:
     model = served_model_name = "stand-in"
     hf_config = types.SimpleNamespace(model_type="stand-in")
 
-    def __init__(self, max_model_len: int) -> None:
+    def __init__(self, max_model_len: int, runner_type: str = "generate") -> None:
         self.max_model_len = max_model_len
+        self.runner_type = runner_type
         self.unknown: set[str] = set()
 
     def __getattr__(self, name: str) -> None:
@@ -156,7 +156,7 @@ def vllm_config(engine: Engine) -> Any:
         raise Rejected(" ".join(str(error).split())[:400]) from error
     if getattr(config, "use_v2_model_runner", False) != (engine.model_runner == "v2"):
         raise HarnessError("made without the engine's compat.model_runner")
-    config.model_config = ModelStandIn(engine.max_model_len)
+    config.model_config = ModelStandIn(engine.max_model_len, engine.runner_type)
     config.speculative_config = _speculative_config(engine)
     if engine.model_runner == "v2" and (unsupported := compat.v2_unsupported(config)):
         # VllmConfig says so itself when it is made; it did not know the drafter then.
@@ -300,7 +300,8 @@ def engine_core(engine: Engine, executor: Any, grammars: Grammars | None = None)
     core.is_ec_consumer = True
     core.is_ec_producer = False
     core.is_mm_encoder_only = False
-    core.is_pooling_model = False
+    core.is_pooling_model = engine.runner_type == "pooling"
+    core._pooler_config_logged = True  # from 0.33; it says once what is asked of a pooler
     core.mm_receiver_cache = None
     core._weight_version = "default"
     core._idle_state_callbacks = []

@@ -290,7 +290,7 @@ class Run:
         self._stop_if_fatal()
         self.world.executing = None
         self.world.flights.append(flight)
-        if not step.total:
+        if not step.total or self.scenario.engine.runner_type == "pooling":
             self.sample(flight, None)
         return flight
 

@@ -100,6 +100,12 @@ def _repair_engine(engine: Engine, images: tuple[int, ...]) -> Engine:
         # What a connector loads for a state or a chunk is its own affair; vLLM's load attention, windows included. Of
         # runners, the stub of V1 is proven with one, and without a pipeline: each stage would have a side of its own.
         engine = replace(engine, kv_cache_groups=(), model_runner="v1", pipeline_parallel_size=1)
+    if engine.runner_type == "pooling":
+        # Drafts are of what is generated. Of runners, the stub of V1 is proven, on one stage; what a connector has of a
+        # pooling model's prompts is modelled for generative ones only.
+        engine = replace(
+            engine, speculative=None, connector=None, model_runner="v1", pipeline_parallel_size=1
+        )
     if reads_across(engine):
         # SchedulerConfig, VllmConfig and the scheduler's constructor: neither goes with an encoder-decoder model.
         engine = replace(
@@ -113,6 +119,7 @@ def _repair_engine(engine: Engine, images: tuple[int, ...]) -> Engine:
             kv_cache_groups=(),
             model_runner="v1",
             pipeline_parallel_size=1,
+            runner_type="generate",
         )
     if engine.ec_connector is not None:
         # Without a multimodal model there is nothing to load. The V2 runner has it from 0.28 on; its stub has not.
@@ -171,8 +178,22 @@ def _repair_stored(connector: EncoderConnector, num_images: int) -> EncoderConne
 
 
 def _repair_request(request: Request, engine: Engine, images: tuple[int, ...]) -> Request:
-    # The front end refuses prompts that leave no room for one output token.
-    room = engine.max_model_len - 1
+    # The front end refuses prompts that leave no room for one output token, of which a pooling model has none.
+    pools = engine.runner_type == "pooling"
+    room = engine.max_model_len - (not pools)
+    if pools:
+        # PoolingParams know nothing of all this.
+        request = replace(
+            request,
+            max_tokens=1,
+            ignore_eos=False,
+            eos_at=None,
+            stop_at=None,
+            grammar=None,
+            min_tokens=0,
+            chunks=None,
+            prompt_logprobs=False,
+        )
     prompt: list[Part] = []
     for part in request.prompt:
         if isinstance(part, Image):
@@ -219,7 +240,13 @@ def _repair_request(request: Request, engine: Engine, images: tuple[int, ...]) -
         lora=request.lora if engine.max_loras else 0,
         grammar=grammar,
         chunks=chunks,
-        load=_repair_load(request.load, length, engine) if consumes else None,
+        # The V2 runner and a pipeline's last stage gather them otherwise; a session's turns have prompts of their own.
+        prompt_logprobs=request.prompt_logprobs
+        and engine.model_runner == "v1"
+        and engine.pipeline_parallel_size == 1
+        and chunks is None,
+        # vLLM's connectors find nothing for a request that reads no cached prefix, as one with prompt logprobs.
+        load=_repair_load(request.load, length, engine) if consumes and not request.prompt_logprobs else None,
         send=request.send if produces else None,
     )
 

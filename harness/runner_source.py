@@ -24,6 +24,8 @@ def runner_traits() -> Traits:
         placeholders_are_clamped="clamp_(min=0)" in ast.unparse(_runner_function("_preprocess")),
         resumed_states_are_forgotten=_resumed_states_are_forgotten(),
         masks_are_strided=_masks_are_strided(),
+        rows_keep_prompt_logprobs="in_progress_prompt_logprobs_cpu.pop("
+        not in ast.unparse(_worker_tree("gpu_input_batch.py")),
     )
 
 

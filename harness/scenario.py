@@ -146,7 +146,8 @@ class Engine(_Base, frozen=True):
 
     `max_num_active_seqs` 0 is none; `max_loras` 0 is an engine without LoRA. `watermark` is in hundredths of all
     blocks. With `data_parallel` the engine is one rank of many, which all pace prefills (`prefill_schedule_interval`)
-    by one count of the engine's iterations.
+    by one count of the engine's iterations. A pooling model (`runner_type`) answers each request once, with what it
+    makes of the whole prompt, and generates nothing.
     """
 
     max_num_seqs: Annotated[int, Meta(ge=1, le=32)] = 4
@@ -176,6 +177,7 @@ class Engine(_Base, frozen=True):
     max_loras: Annotated[int, Meta(ge=0, le=8)] = 0
     pipeline_parallel_size: Annotated[int, Meta(ge=1, le=4)] = 1
     ec_connector: EncoderConnector | None = None
+    runner_type: Literal["generate", "pooling"] = "generate"
 
 
 class Text(_Base, frozen=True, tag="text", tag_field="kind", array_like=True):
@@ -264,6 +266,8 @@ class Request(_Base, frozen=True):
     lora: Annotated[int, Meta(ge=0, le=4)] = 0
     chunks: Annotated[tuple[Chunk, ...], Meta(max_length=MAX_CHUNKS)] | None = None
     """Of a streaming session (`resumable`), the inputs after the first; None of any other request."""
+    prompt_logprobs: bool = False
+    """Whether the client wants to know how likely the model finds each token of the prompt but the first."""
 
 
 class Arrive(_Base, frozen=True, tag="arrive", tag_field="event"):

@@ -72,7 +72,7 @@ class EncoderAccounting(Oracle):
         for request, indices in step.encoder_inputs.items():
             items = self.world.references[request].items
             for image in (image_hash(items[index][2]) for index in indices if 0 <= index < len(items)):
-                if store.has(image):
+                if image in store.offered:
                     self.report(
                         "encoded-though-outside",
                         "Scheduler._try_schedule_encoder_inputs",

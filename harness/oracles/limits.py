@@ -108,6 +108,17 @@ class Limits(Oracle):
         life = self.world.lives.get(request)
         if life is None or self.world.engine.speculative is not None:
             return
+        if (
+            step.computed[request] >= self.world.references[request].prompt_length
+            and self.world.references[request].pools
+        ):
+            self.report(
+                "scheduled-past-prompt",
+                "Scheduler.schedule",
+                f"step {step.index} computes for {request} past its prompt, of which a pooling model says nothing",
+                request,
+            )
+            return
         state = self.world.scheduler.requests.get(request)
         if state is None or state.num_preemptions:
             return

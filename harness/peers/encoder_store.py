@@ -29,6 +29,10 @@ class EncoderStore:
         """Pass with which the fetch of an item is over."""
         self._passes = 0
         self._loads: dict[str, None] = {}
+        self._fetched: set[str] = set()
+        """What has been found in this pass only: who asked before did not find it."""
+        self.offered: frozenset[str] = frozenset()
+        """What whoever asked in the last pass has found."""
         self.finished: list[str] = []
         """Requests that vLLM has told the end of; none in releases that do not."""
         self.protests: list[Protest] = []
@@ -49,6 +53,7 @@ class EncoderStore:
             elif item in self._far:
                 self._far.discard(item)
                 self._found.add(item)
+                self._fetched.add(item)
         return not waits
 
     def allocated(self, item: str) -> None:
@@ -59,6 +64,8 @@ class EncoderStore:
     def loads(self) -> tuple[str, ...]:
         """`build_connector_meta`: what is loaded in the step that is being scheduled."""
         loads, self._loads = tuple(self._loads), {}
+        self.offered = frozenset(self._found - self._fetched)
+        self._fetched.clear()
         self._passes += 1
         return loads
 

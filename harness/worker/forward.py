@@ -29,6 +29,7 @@ from harness.worker.observation import (
     Observation,
     RunnerFailure,
 )
+from harness.worker.prompt_logprobs import Row
 from harness.worker.shadow import KvShadow, Slots
 from harness.worker.states import Move, States
 from harness.worker.traits import Traits, TraitsV2
@@ -64,6 +65,10 @@ class Forward:
         self.ever_encoded: set[str] = set()
         self.stripped: set[str] = set()
         """Images that could not be encoded, since their data was left out."""
+        self.pooled: dict[str, int] = {}
+        """A pooling model's answers of the last step."""
+        self.prompt_logprobs: dict[str, list[Row]] = {}
+        """Those of the prompts that the last step has completed."""
         self.drafts: dict[str, list[int]] | None = None
         self.masks_are_strided = traits.masks_are_strided
         self._drafter_falls_back = traits.drafter_falls_back

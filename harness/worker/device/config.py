@@ -33,7 +33,8 @@ def device_type() -> str:
 
 def architecture(engine: Engine) -> str:
     """Which of our networks an engine needs."""
-    return "Schedfuzz" + "Image" * bool(engine.encoder) + "Target"
+    pools = engine.runner_type == "pooling"
+    return "Schedfuzz" + "Image" * bool(engine.encoder) + "Pooling" * pools + "Target"
 
 
 @functools.cache
@@ -84,7 +85,7 @@ def vllm_config(engine: Engine) -> Any:
         connector["kv_transfer_config"] = build.kv_transfer_config(engine.connector)
     config = compat.construct(
         VllmConfig,
-        model_config=_model_config(architecture(engine), engine),
+        model_config=_model_config(architecture(engine), engine, engine.runner_type),
         scheduler_config=compat.construct(
             SchedulerConfig,
             max_num_seqs=engine.max_num_seqs,
