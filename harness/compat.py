@@ -99,12 +99,14 @@ def block_hasher(hash_block_size: int, vllm_config: Any) -> Any:
 
 
 def set_eos(sampling_params: Any, eos_token_id: int | None) -> dict[str, Any]:
-    """Makes a request stop at EOS: on the sampling parameters from 0.17, an argument of Request before."""
+    """Makes a request stop at EOS: on the sampling parameters, if it has any, from 0.17; an argument of Request
+    before."""
     from vllm.v1.request import Request
 
     if "eos_token_id" in accepts(Request):
         return {"eos_token_id": eos_token_id}
-    sampling_params._eos_token_id = eos_token_id
+    if sampling_params is not None:
+        sampling_params._eos_token_id = eos_token_id
     return {}
 
 

@@ -86,7 +86,8 @@ def _pooling(index: int, spec: Request) -> tuple[Any, dict[str, Any]]:
     """PoolingParams as the front end completes them."""
     from vllm.pooling_params import PoolingParams
 
-    return PoolingParams(task="embed", skip_reading_prefix_cache=spec.skip_reading_prefix_cache or None), {}
+    params = PoolingParams(task="embed", skip_reading_prefix_cache=spec.skip_reading_prefix_cache or None)
+    return params, compat.set_eos(None, None)
 
 
 def _sampling(index: int, spec: Request) -> tuple[Any, dict[str, Any]]:
