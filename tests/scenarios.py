@@ -64,6 +64,7 @@ def text(length: int, tokens: int = 4, stream: int = 0, **rest: object) -> Reque
 SMALL = Engine(max_num_batched_tokens=16, max_model_len=48, block_size=4, num_gpu_blocks=64)
 TIGHT = replace(SMALL, num_gpu_blocks=13, max_num_seqs=3)
 """Twelve blocks of 4 for requests of up to 48 tokens: three of them preempt one another."""
+POOLING = replace(SMALL, runner_type="pooling")
 CONNECTED = replace(SMALL, connector=Connector())
 VISION = replace(SMALL, encoder=Encoder(max_num_encoder_input_tokens=16, encoder_cache_size=16))
 EAGLE = Speculative("eagle", 2)
@@ -460,6 +461,53 @@ LEGAL: dict[str, Scenario] = {
         images=(6, 8),
         events=(Arrive(0), Arrive(1, 2), Arrive(2)),
     ),
+    "pooling": scenario(POOLING, text(48, 1), text(20, 1, 1)),
+    "pooling_prefix": scenario(
+        POOLING,
+        text(20, 1),
+        text(20, 1),
+        text(20, 1, skip_reading_prefix_cache=True),
+        events=(Arrive(0), Arrive(1, 4), Arrive(2, 4)),
+    ),
+    "pooling_async": scenario(
+        replace(TIGHT, runner_type="pooling", async_scheduling=True, max_loras=2, policy="priority"),
+        text(40, 1),
+        text(30, 1, 1, lora=1),
+        text(40, 1, priority=-1),
+        text(20, 1, 2, lora=2),
+        events=(Arrive(0), Arrive(1), Arrive(2, 2), Abort(1, 1, in_step=True), Arrive(3)),
+        delays=(2, 0, 1),
+    ),
+    "pooling_free": scenario(
+        replace(VISION, runner_type="pooling", async_scheduling=True, interleaving="free"),
+        replace(ALBUM, max_tokens=1),
+        replace(PICTURE, max_tokens=1),
+        images=(6, 8),
+        delays=(3, 0, 2, 1),
+    ),
+    "prompt_logprobs": scenario(
+        SMALL,
+        text(20, 3),
+        text(20, 3, prompt_logprobs=True),
+        text(1, 3, 1, prompt_logprobs=True),
+        events=(Arrive(0), Arrive(1, 6), Arrive(2)),
+    ),
+    "prompt_logprobs_preemption": scenario(
+        replace(TIGHT, async_scheduling=True),
+        *(replace(request, prompt_logprobs=True) for request in BACKLOG),
+    ),
+    "prompt_logprobs_skipped": scenario(
+        replace(
+            VISION, max_num_batched_tokens=6, encoder=replace(VISION.encoder, disable_chunked_mm_input=True)
+        ),
+        Request(prompt=(Text(0, 0, 3), Image(0)), max_tokens=2),
+        text(9, 2, 1, prompt_logprobs=True),
+        images=(6,),
+    ),
+    "prompt_logprobs_spec": scenario(
+        replace(SMALL, speculative=EAGLE, async_scheduling=True),
+        *(replace(request, prompt_logprobs=True) for request in DRAFTED),
+    ),
     "streaming": scenario(
         SMALL, *DIALOGUE, events=(Arrive(0), Arrive(1), Continue(0), Continue(0, 12), Close(0, 12))
     ),
@@ -579,6 +627,7 @@ TRUE_OF_BOTH = {
         "vllm.v1.core.sched.scheduler:Scheduler.reset_prefix_cache:RuntimeError:raise RuntimeError(",
     ),
     ("O5", "counter-drift", "EncoderDecoderCacheManager.num_free_slots"),
+    ("O8", "wrong-prompt-logprobs", "missing"),
 }
 KNOWN_TRUE = {
     "0.32.0": {*TRUE_OF_BOTH, ("O7", "no-progress", "before an encoder input")},
@@ -588,7 +637,8 @@ KNOWN_TRUE = {
 image that may not be chunked; on 0.32.0 also an image right behind one that fills the encoder cache, with a drafter
 that looks ahead. O4: the encoder input of a victim of the same pass, allocated and never encoded. O2 and O13:
 a load of a whole prompt leaves a sliding window one token short; O2 also a state ahead of its session. O17: a
-synchronous load that fails beside a step in flight. O14: ledger 55092. O5: ledger 51228. O1: ledger derived-reset."""
+synchronous load that fails beside a step in flight. O14: ledger 55092. O5: ledger 51228. O1: ledger derived-reset.
+O8: prompt logprobs that a reset loses with the step that told them."""
 KNOWN_ASSERT = "assert num_new_tokens == 1 + self.num_spec_tokens"
 """The source line of a known O1 on 0.33.0: long_prefill_token_threshold < 1 + num_speculative_tokens."""
 

@@ -139,7 +139,19 @@ class Progress(Oracle):
     def _hopeless(self, live: list[Life]) -> str | None:
         """Why some request can never move, if the configuration says so."""
         queue = self._queue(live)
-        return next(filter(None, (*map(self._unchunkable, queue), *map(self._unloadable, queue))), None)
+        why = (self._unchunkable, self._unloadable, self._unfinishable)
+        return next(filter(None, (ask(request) for ask in why for request in queue)), None)
+
+    def _unfinishable(self, request: Any) -> str | None:
+        """Why a pooling model's prompt is never computed to its end, if that is so: room is kept for an output."""
+        reference, longest = self.world.references[request.request_id], self.world.engine.max_model_len
+        if not reference.pools or reference.prompt_length < longest:
+            return None
+        return (
+            "the last token of a pooling prompt as long as the model"
+            if request.num_computed_tokens == longest - 1
+            else None
+        )
 
     def _unloadable(self, request: Any) -> str | None:
         """Why the pool can never hold an asynchronous load, if that is so (from 0.31)."""
