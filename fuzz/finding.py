@@ -19,6 +19,7 @@ from fuzz.explain import explain
 from fuzz.ledger import ids_for
 from fuzz.session import Found
 from fuzz.shrink import MAX_TRIES, shrink
+from fuzz.uses import uses
 from harness.codec import encode
 from harness.execute import execute
 from harness.scenario import Scenario
@@ -101,7 +102,7 @@ def finish(out: Path, found: Found, target: Target, shrink_seconds: float = SHRI
     minimal, tries, stopped = minimise(start, fingerprint, shrink_seconds)
     result = execute(minimal)
     violation = next(v for v in result.violations if v.fingerprint == fingerprint)
-    ledger = ids_for(violation, version)
+    ledger = ids_for(violation, version, uses(minimal))
     folder = out / "findings" / fingerprint
     draft = out / "work" / f"finding-{fingerprint}"
     shutil.rmtree(draft, ignore_errors=True)

@@ -6,7 +6,7 @@ The records are in corpus/ledger/records.toml, made to be edited by hand; its he
 import functools
 import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -81,6 +81,8 @@ class Record(_Base, frozen=True):
     first: str | None = None
     last: str | None = None
     features: str = "all"
+    needs: tuple[str, ...] = ()
+    """What a scenario must use (fuzz.uses) for a finding of it to be, possibly, this record."""
     sign: tuple[Sign, ...] = ()
     site: tuple[Site, ...] = ()
     missing: str = ""
@@ -130,14 +132,18 @@ def chosen(ids: Iterable[str] = ()) -> tuple[Record, ...]:
     return tuple(record for name, record in known.items() if name in wanted)
 
 
-def ids_for(violation: Violation, vllm_version: str) -> tuple[str, ...]:
+def ids_for(violation: Violation, vllm_version: str, used: Collection[str]) -> tuple[str, ...]:
     """Ids of the records that a violation on this release may be an instance of; empty if none is known.
+
+    `used` is what its scenario makes use of (fuzz.uses).
 
     A source tree that carries no version is taken for the newest release.
     """
     version = _release(vllm_version) or _release(SUPPORTED[-1])
     return tuple(
-        record.id for record in records() if any(sign.fits(violation, version) for sign in record.sign)
+        record.id
+        for record in records()
+        if set(record.needs) <= set(used) and any(sign.fits(violation, version) for sign in record.sign)
     )
 
 

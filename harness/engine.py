@@ -14,7 +14,6 @@ from harness.executor import Executor
 from harness.interleaving import FreeLoop
 from harness.model import Reference
 from harness.oracles import ALL, Oracle
-from harness.oracles.exceptions import Exceptions
 from harness.peers.grammar import Grammars
 from harness.scenario import (
     DEFAULT_DELAY,
@@ -40,7 +39,17 @@ MAX_ITERATIONS = 20_000
 """Beyond any legal execution: MAX_REQUESTS * MAX_MODEL_LEN tokens, one a step, come to 12,288."""
 
 
-EVENTS = ("arrived", "aborted", "controlled", "dispatched", "executed", "delivered", "settled", "drained")
+EVENTS = (
+    "arrived",
+    "aborted",
+    "controlled",
+    "dispatched",
+    "executed",
+    "delivered",
+    "raised",
+    "settled",
+    "drained",
+)
 """What oracles are fed; see harness.oracles.base."""
 
 
@@ -362,10 +371,8 @@ class Run:
         except (Stopped, HarnessError, RunnerFailure):
             raise
         except Exception as error:
-            for oracle in self.oracles:
-                if isinstance(oracle, Exceptions):
-                    oracle.raised(error)
-                    raise Stopped from None
+            self._each("raised", error)
+            self._stop_if_fatal()
             raise
 
     def _each(self, event: str, *arguments: Any) -> None:

@@ -31,6 +31,11 @@ def groups_of(engine: Engine) -> tuple[Group, ...]:
     return (Full(), Window(engine.sliding_window)) if engine.sliding_window else (Full(),)
 
 
+def kind_of(group: Group) -> str:
+    """The name of its kind, whatever the size of its blocks."""
+    return next(kind.__name__ for kind in (Full, Window, Chunked, Mamba) if isinstance(group, kind))
+
+
 def scale_of(group: Group) -> int:
     """How many times as large as the engine's `block_size` the group's is."""
     return group.scale if isinstance(group, Wide) else 1

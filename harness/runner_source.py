@@ -20,6 +20,9 @@ def runner_traits() -> Traits:
         drafter_falls_back=_falls_back(_runner_function("_gather_mm_embeddings")),
         drafts_without_room=_drafts_without_room(),
         drops_drafts="self._draft_token_ids is None" in ast.unparse(_runner_function("_update_states")),
+        # Counted where drafts are written into a row; up to 0.13 `_update_states` does it, for rows that stay only.
+        returning_drafts_are_counted="prev_num_draft_len = num_spec_tokens"
+        not in ast.unparse(_runner_function("_update_states")),
         counts_are_optimistic="optimistic_num_accepted" in ast.unparse(_runner_function("_update_states")),
         placeholders_are_clamped="clamp_(min=0)" in ast.unparse(_runner_function("_preprocess")),
         resumed_states_are_forgotten=_resumed_states_are_forgotten(),
@@ -36,6 +39,8 @@ def runner_traits_v2() -> TraitsV2:
     return TraitsV2(
         drafter_falls_back=_falls_back(_function("gpu/mm/encoder_runner.py", "gather_mm_embeddings")),
         tables_are_bounded=any(isinstance(node, ast.Raise) for node in ast.walk(append)),
+        drafts_are_bounded="num_scheduled_tokens_np >= num_logits"
+        in ast.unparse(_function("gpu/model_runner.py", "prepare_inputs")),
         masks_are_strided="range(self.mask_stride)" in ast.unparse(_worker_tree("gpu/structured_outputs.py")),
     )
 

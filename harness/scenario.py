@@ -18,6 +18,8 @@ MAX_EVENTS = 64
 MAX_MODEL_LEN = 512
 BLOCK_SIZES = (4, 8, 16, 32)
 MAX_STREAMS = 8
+MAX_LORAS = 4
+"""Adapters that a request may ask for, by ids from 1 on."""
 MAX_GROUPS = 6
 MAX_SCRIPT = 16
 MAX_CHUNKS = 8
@@ -263,7 +265,7 @@ class Request(_Base, frozen=True):
     load: Load | None = None
     send: Delay | None = None
     """Iterations that the connector takes, once the request has ended, to send its blocks; None if it does not."""
-    lora: Annotated[int, Meta(ge=0, le=4)] = 0
+    lora: Annotated[int, Meta(ge=0, le=MAX_LORAS)] = 0
     chunks: Annotated[tuple[Chunk, ...], Meta(max_length=MAX_CHUNKS)] | None = None
     """Of a streaming session (`resumable`), the inputs after the first; None of any other request."""
     prompt_logprobs: bool = False

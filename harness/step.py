@@ -90,6 +90,13 @@ class Step:
             row.request: row.computed for row in self.cached
         }
 
+    @property
+    def admitted(self) -> dict[str, int]:
+        """`num_computed_tokens` of the requests that begin with the step, or go on after a preemption."""
+        return {row.request: row.computed for row in self.new} | {
+            row.request: row.computed for row in self.cached if row.resumed
+        }
+
 
 def copy_step(output: Any, index: int, iteration: int) -> Step:
     """The step that vLLM's `SchedulerOutput` describes.

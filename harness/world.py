@@ -171,11 +171,11 @@ class World:
         self.references[life.request] = session.turns[session.turn]
 
     def flights_of(self, request: str) -> Iterator[Flight]:
-        """Steps in flight that compute for a request's current turn, newest first."""
+        """Steps in flight that compute for a request since its last admission, newest first."""
         for flight in reversed(self.flights):
             if request in flight.step.scheduled:
                 yield flight
-            if any(row.request == request for row in flight.step.new):
+            if request in flight.step.admitted:
                 return
 
     @property
@@ -186,11 +186,17 @@ class World:
         transfers = {*self.external.loads, *self.external.sends}
         return {request for request in transfers if not self.lives[request].live}
 
+    @property
+    def managers(self) -> tuple[Any, ...]:
+        """vLLM's SingleTypeKVCacheManager of each KV cache group."""
+        return tuple(self.scheduler.kv_cache_manager.coordinator.single_type_managers)
+
     def holders(self) -> list[tuple[str, list[Any]]]:
         """(request id, its blocks) per KV cache group, as the cache managers hold them."""
-        managers = self.scheduler.kv_cache_manager.coordinator.single_type_managers
         return [
-            (request, blocks) for manager in managers for request, blocks in manager.req_to_blocks.items()
+            (request, blocks)
+            for manager in self.managers
+            for request, blocks in manager.req_to_blocks.items()
         ]
 
     @property

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("vllm")
 def test_no_generated_scenario_is_refused():
     """Legal means: vLLM's own validation lets it through."""
     refused = {}
-    for seed, scenario in enumerate(generated(500)):
+    for seed, scenario in enumerate(generated(500).values()):
         if presence.lacking().keys() & features.used(scenario):
             continue
         try:

@@ -74,7 +74,9 @@ def run(*arguments: str | Path) -> tuple[int, dict[str, Any], str]:
 @pytest.mark.slow
 def test_a_short_campaign_finds_and_finishes_the_known_bugs(old: Target, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    status, summary, err = run("--vllm", old.spec, "--executions", "300", "--seed", "1", "--out", out)
+    corner = "async,chunked_prefill,mm,preemption,prefix_cache,spec"
+    chosen = ("--features", corner, "--executions", "300", "--seed", "1")
+    status, summary, err = run("--vllm", old.spec, *chosen, "--out", out)
     assert status == 1, err
     assert (summary["vllm"], summary["engine"], summary["seed"]) == ("0.19.0", "atheris", 1)
     assert summary["executions"] == 300 and summary["steps"] > 300

@@ -27,8 +27,8 @@ def test_the_runner_s_traits(version, traits):
     ("version", "lacks", "traits"),
     [
         ("0.19.0", {"v2_runner", "v2_ngram"}, TraitsV2()),
-        ("0.23.0", {"v2_ngram"}, TraitsV2(False, False, False)),
-        ("0.24.0", {"v2_ngram"}, TraitsV2(True, False, False)),
+        ("0.23.0", {"v2_ngram"}, TraitsV2(False, False, False, False)),
+        ("0.24.0", {"v2_ngram"}, TraitsV2(True, False, False, False)),
         ("0.32.0", set(), TraitsV2(True, True, False)),
         ("0.33.0", set(), TraitsV2()),
     ],

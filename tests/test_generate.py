@@ -102,8 +102,8 @@ NEEDS = {
     "mamba_block_sizes": ("prefix_cache", "chunked_prefill", "groups", "block_sizes", "mamba_cache"),
 }
 """Features that are about others."""
-RARE = {"hybrid_connector", "hybrid_failed_load", "mamba_cache", "mamba_block_sizes", "v2_ngram"}
-"""Features about so many others that among all of them few scenarios have them all."""
+RARE = {"hybrid_connector": 0.03, "hybrid_failed_load": 0.007, "v2_ngram": 0.03, "mamba_block_sizes": 0.015}
+"""Features about so many others that among all of them few scenarios have them all, and how many at least."""
 
 
 def prefill_edge_at_image(scenario: Scenario) -> bool:
@@ -248,10 +248,10 @@ def test_images_are_often_shared_and_seldom_all_fit() -> None:
 
 @pytest.mark.parametrize("feature", [feature for feature in FEATURES if feature != "text"])
 def test_every_feature_alone_and_among_all_is_used(feature: str) -> None:
-    """On in 60% of scenarios, with weights of a quarter at least: 5% is far below what any feature should reach."""
+    """Draws are always the same. Of the others, those about a few more features reach 5% among all, and 8% alone."""
     needed = {"chunked_prefill", *NEEDS.get(feature, ())}
-    assert share(300, frozenset({feature, *needed}), lambda s: uses(s, feature)) >= 0.05
-    assert share(300, ALL, lambda s: uses(s, feature)) >= (0.01 if feature in RARE else 0.05)
+    assert share(300, frozenset({feature, *needed}), lambda s: uses(s, feature)) >= 0.08
+    assert share(300, ALL, lambda s: uses(s, feature)) >= RARE.get(feature, 0.05)
 
 
 def test_typical_scenarios_are_short() -> None:

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from conftest import need
 from fuzz.corpus import read
 from fuzz.hunt import Quarry, hunt
@@ -12,8 +14,15 @@ from fuzz.ledger_report import Outcome, keep, line, page, results
 from fuzz.restrict import parse_features
 from test_cli import schedfuzz
 
-SECONDS = 240.0
-"""Two imports, on a busy machine."""
+SECONDS = 600.0
+"""After which a hunt is taken for stuck. Fuzzing is bounded in time on a core, and nothing else in time here."""
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How long judging and shrinking take on a busy machine decides nothing."""
+    monkeypatch.setattr("fuzz.hunt.AFTER_SECONDS", SECONDS)
+    monkeypatch.setattr("fuzz.hunt.SHRINK_SECONDS", SECONDS)
 
 
 def hunted(quarry: Quarry, folder: Path) -> dict[str, object]:

@@ -1,6 +1,7 @@
 """The records of known bugs: what they say, how they compare releases, and what a mistake in them does."""
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -10,17 +11,35 @@ from fuzz.corpus import read
 from fuzz.ledger import FOLDER, chosen, ids_for, parse
 from fuzz.ledger_report import page, results
 from fuzz.restrict import parse_features
+from fuzz.uses import uses
 from harness.planting import PLANTS
 from harness.target import SUPPORTED
 from harness.verdict import Level, Violation
+from scenarios import LEGAL
 
 RECORD = '[[record]]\nid = "{}"\nsays = "x"'
 CANDIDATE = RECORD + "\nchecked = false"
 SIGN = '[[record.sign]]\noracle = "O*"'
 
 
-def ids(oracle: str, kind: str, anchor: str, version: str) -> tuple[str, ...]:
-    return ids_for(Violation(oracle, kind, anchor, "", 0), version)
+WORDS = {word for scenario in LEGAL.values() for word in uses(scenario)}
+
+
+def ids(oracle: str, kind: str, anchor: str, version: str, used: Collection[str] = WORDS) -> tuple[str, ...]:
+    return ids_for(Violation(oracle, kind, anchor, "", 0), version, used)
+
+
+def test_a_finding_is_no_record_without_what_the_record_needs():
+    hang = ("O7", "no-progress", "before an encoder input", "0.27.1")
+    assert ids(*hang) == ("51603", "45414")
+    assert ids(*hang, used=WORDS - {"cached Mamba states"}) == ()
+
+
+def test_what_records_need_exists_and_is_used_by_their_proofs():
+    for record in ledger.records():
+        assert set(record.needs) <= WORDS, record.id
+        for proof in (FOLDER / "proofs").glob(f"{record.id}-[0-9]*.json"):
+            assert set(record.needs) <= set(uses(read(proof))), proof.name
 
 
 @pytest.mark.parametrize(
@@ -108,7 +127,7 @@ def test_a_hazard_is_a_sign_only_where_it_is_said(monkeypatch):
     for extra, expected in (("", ()), ("hazard = true", ("1",))):
         text = f"{CANDIDATE.format('1')}\n{SIGN}\n{extra}"
         monkeypatch.setattr(ledger, "records", lambda text=text: parse(text))
-        assert ids_for(hazard, "0.19.0") == expected
+        assert ids_for(hazard, "0.19.0", ()) == expected
 
 
 @pytest.mark.parametrize(

@@ -9,17 +9,20 @@ from harness.scenario import Connector, Engine, Full, Mamba, Scenario, Speculati
 
 
 @pytest.mark.parametrize(
-    ("engine", "live", "longest"),
+    ("engine", "live", "lone_is_free", "longest"),
     [
-        (Engine(), 3, 0),
-        (Engine(long_prefill_token_threshold=5), 3, 5),
-        (Engine(long_prefill_token_threshold_adaptive=True), 3, 0),
-        (Engine(long_prefill_token_threshold=5, long_prefill_token_threshold_adaptive=True), 3, 21),
-        (Engine(long_prefill_token_threshold=5, long_prefill_token_threshold_adaptive=True), 16, 5),
+        (Engine(), 3, True, 0),
+        (Engine(long_prefill_token_threshold=5), 3, True, 5),
+        (Engine(long_prefill_token_threshold=5), 1, True, 0),
+        (Engine(long_prefill_token_threshold=5), 1, False, 5),
+        (Engine(long_prefill_token_threshold_adaptive=True), 3, True, 0),
+        (Engine(long_prefill_token_threshold=5, long_prefill_token_threshold_adaptive=True), 3, True, 21),
+        (Engine(long_prefill_token_threshold=5, long_prefill_token_threshold_adaptive=True), 16, True, 5),
+        (Engine(long_prefill_token_threshold=5, long_prefill_token_threshold_adaptive=True), 1, False, 64),
     ],
 )
-def test_the_longest_prefill_is_the_threshold_or_a_fair_share(engine, live, longest):
-    assert longest_prefill(engine, live) == longest
+def test_the_longest_prefill_is_the_threshold_or_a_fair_share(engine, live, lone_is_free, longest):
+    assert longest_prefill(engine, live, lone_is_free=lone_is_free) == longest
 
 
 @pytest.mark.parametrize(("percent", "blocks"), [(0, 0), (1, 0), (10, 6), (99, 63)])

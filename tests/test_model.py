@@ -134,8 +134,6 @@ def test_an_undisturbed_drafting_step_has_as_many_right_drafts_as_its_script_say
     one = reference(request, engine=Engine(max_model_len=256))
     position = length + 1  # the first output is the prefill's
     for at in range(20):
-        if position + count > one.max_model_len:
-            return  # the drafter of the V2 runner goes on there; that of the V1 runner does not
         drafts = one.drafts(position, count)
         scripted = min(script[at % len(script)], count) if script else count
         assert (len(drafts), right(one, position, drafts)) == (count, scripted)

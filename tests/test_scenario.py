@@ -312,10 +312,44 @@ def test_repair_raises_encoder_limits_to_the_longest_item() -> None:
 
 
 def test_the_canonical_form_is_for_readers():
-    scenario = generate(Random(3), frozenset(FEATURES))
-    lines = encode(scenario).decode().splitlines()
-    assert all(len(line) <= 110 for line in lines)
-    assert len(lines) <= 5 + len(scenario.requests) * 10 + len(scenario.timeline) + 8
+    """What fits in a line stays in one; what does not has its parts on lines of their own."""
+    made = Scenario(
+        format=1,
+        engine=Engine(max_num_batched_tokens=16, async_scheduling=True),
+        images=(3,),
+        requests=(
+            Request(prompt=(Text(0, 0, 2), Image(0)), max_tokens=3),
+            Request(prompt=tuple(Text(stream, 0, 100) for stream in range(7)), max_tokens=7, priority=-1),
+        ),
+        timeline=(Arrive(0), Arrive(1, 2)),
+    )
+    assert encode(made).decode() == CANONICAL
+
+
+CANONICAL = """\
+{
+ "format": 1,
+ "engine": {"max_num_batched_tokens": 16, "async_scheduling": true},
+ "images": [3],
+ "requests": [
+  {"prompt": [["text", 0, 0, 2], ["image", 0]], "max_tokens": 3},
+  {
+   "prompt": [
+    ["text", 0, 0, 100],
+    ["text", 1, 0, 100],
+    ["text", 2, 0, 100],
+    ["text", 3, 0, 100],
+    ["text", 4, 0, 100],
+    ["text", 5, 0, 100],
+    ["text", 6, 0, 100]
+   ],
+   "max_tokens": 7,
+   "priority": -1
+  }
+ ],
+ "timeline": [{"event": "arrive", "request": 0}, {"event": "arrive", "request": 1, "delay": 2}]
+}
+"""
 
 
 @quick

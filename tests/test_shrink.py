@@ -1,5 +1,6 @@
 """The shrinker reaches known minima, keeps what it must keep, and stops where it is told."""
 
+import itertools
 from collections.abc import Callable
 from random import Random
 
@@ -106,31 +107,19 @@ MINIMA: list[tuple[Predicate, list[Scenario]]] = [
     (
         chunk_edge_at_image,
         [
+            # The budget may not be below max_num_seqs, which is 4 by default.
             Scenario(
                 format=1,
-                engine=replaced,
+                engine=Engine(max_num_batched_tokens=4, speculative=Speculative(), encoder=Encoder()),
                 images=(1,),
-                requests=(Request(prompt=(Text(length=replaced.max_num_batched_tokens), Image(0))),),
+                requests=(Request(prompt=(Text(length=4), Image(0))),),
                 timeline=(Arrive(0),),
-            )
-            for replaced in (
-                # The budget may not be below max_num_seqs, which is 4 by default; both changed is a local minimum.
-                Engine(max_num_batched_tokens=4, speculative=Speculative(), encoder=Encoder()),
-                Engine(
-                    max_num_seqs=1, max_num_batched_tokens=2, speculative=Speculative(), encoder=Encoder()
-                ),
-                # Or a text as long as the default budget.
-                Engine(speculative=Speculative(), encoder=Encoder()),
             )
         ],
     ),
     (
         long_output_of_the_second,
-        # The predicate asks for two events, whichever they are.
-        [
-            Scenario(1, Engine(), (), (ONE, Request(max_tokens=4)), (Arrive(0), last))
-            for last in (Arrive(1), Abort(0))
-        ],
+        [Scenario(1, Engine(), (), (ONE, Request(max_tokens=4)), (Arrive(0), Arrive(1)))],
     ),
 ]
 
@@ -143,20 +132,19 @@ def found(predicate: Predicate, count: int) -> list[Scenario]:
 @pytest.mark.parametrize(("predicate", "minima"), MINIMA, ids=[predicate.__name__ for predicate, _ in MINIMA])
 def test_reaches_the_minimum(predicate: Predicate, minima: list[Scenario]) -> None:
     scenarios = found(predicate, 30)
-    assert len(scenarios) >= 10
-    legal = [repair(minimum) for minimum in minima]
-    for scenario in scenarios:
-        result = shrink(scenario, predicate)
-        assert result.stopped is Stop.FIXPOINT
-        assert result.scenario in legal, encode(result.scenario).decode()
+    assert len(scenarios) >= 15
+    results = [shrink(scenario, predicate) for scenario in scenarios]
+    assert {result.stopped for result in results} == {Stop.FIXPOINT}
+    assert max(result.tries for result in results) <= 100
+    reached = {encode(result.scenario).decode() for result in results}
+    assert reached == {encode(repair(minimum)).decode() for minimum in minima}
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(seeds, st.sampled_from([predicate for predicate, _ in MINIMA]))
 def test_every_step_is_legal_smaller_and_reproduces(seed: int, predicate: Predicate) -> None:
-    scenario = generate(Random(seed), ALL)
-    if not predicate(scenario):
-        return
+    drawn = (generate(Random(number), ALL) for number in itertools.count(seed))
+    scenario = next(one for one in drawn if predicate(one))
     accepted = [scenario]
     tried: list[str] = []
 
@@ -201,13 +189,13 @@ def test_nothing_reproduces() -> None:
     scenario = generate(Random(1), ALL)
     result = shrink(scenario, lambda candidate: False)
     assert (result.scenario, result.stopped) == (scenario, Stop.FIXPOINT)
-    assert 0 < result.tries < 2000
+    assert 100 < result.tries < 300
 
 
 def test_everything_reproduces() -> None:
     result = shrink(generate(Random(2), ALL), lambda candidate: True)
     assert result.scenario == repair(Scenario(format=1))
-    assert result.tries <= 10
+    assert result.tries <= 4
 
 
 @pytest.mark.parametrize("bound", [0, 1, 7])
@@ -231,8 +219,3 @@ def test_stops_at_the_deadline_with_what_it_has() -> None:
     result = shrink(scenario, late_abort, deadline=lambda: next(left) == 0)
     assert (result.stopped, result.tries) == (Stop.DEADLINE, 5)
     assert late_abort(result.scenario)
-
-
-def test_most_generated_scenarios_shrink_well_within_the_bound() -> None:
-    tries = [shrink(s, predicate).tries for predicate, _ in MINIMA for s in found(predicate, 10)]
-    assert max(tries) <= 1000

@@ -154,10 +154,11 @@ def emit(
     from fuzz.corpus import write
     from fuzz.emit import emit as source
     from fuzz.ledger import ids_for
+    from fuzz.uses import uses
 
     scenario, target = _ready(file, vllm, plant, output)
     violation = _violation(file, scenario, target)
-    ledger = ids_for(violation, target.version)
+    ledger = ids_for(violation, target.version, uses(scenario))
     write(output, source(scenario, violation, vllm=target.label, ledger=ledger).encode())
     return Status.CLEAN
 

@@ -43,6 +43,9 @@ class Oracle:
     def delivered(self, step: Step, outputs: Sequence[Any]) -> None:
         """`update_from_output()` has returned; `outputs` are vLLM's EngineCoreOutput objects."""
 
+    def raised(self, error: Exception) -> None:
+        """An exception has left vLLM's code; nothing else is said after it. HarnessError if it is ours."""
+
     def settled(self) -> None:
         """An engine iteration is over."""
 

@@ -34,8 +34,7 @@ def written(world: World, step: Step) -> Iterator[Use]:
 
 def _held(world: World, step: Step) -> Iterator[tuple[int, Any, int, str, int, Sequence[Any]]]:
     """(group, its kind, its block size, request, first position that the step computes, the request's blocks)."""
-    managers = world.scheduler.kv_cache_manager.coordinator.single_type_managers
     computed = step.computed
-    for group, (manager, kind) in enumerate(zip(managers, groups_of(world.engine), strict=True)):
+    for group, (manager, kind) in enumerate(zip(world.managers, groups_of(world.engine), strict=True)):
         for request, start in computed.items():
             yield group, kind, manager.block_size, request, start, manager.req_to_blocks.get(request, ())

@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 from harness import compat
 from harness.oracles import block_use
 from harness.oracles.base import Oracle
-from harness.peers.external import Protest
 from harness.peers.orders import LoadOrder
 from harness.step import Step
 from harness.worker.observation import Observation, SentMismatch
@@ -35,6 +34,10 @@ class ConnectorProtocol(Oracle):
         super().__init__(*arguments)
         self._written: dict[int, frozenset[int]] = {}
         """Step index -> blocks that the step writes; for steps in flight."""
+        self._heard = 0
+        """How many of the hooks' protests have been told."""
+        self._heard_of_store = 0
+        """The same of the encoder-cache connector's."""
 
     def dispatched(self, step: Step) -> None:
         external = self.world.external
@@ -114,7 +117,9 @@ class ConnectorProtocol(Oracle):
             self._check()
         store = self.world.encoder_store
         if store is not None:
-            self._protested(store.protests)
+            for protest in store.protests[self._heard_of_store :]:
+                self.report(protest.kind, protest.hook, protest.message, protest.request)
+            self._heard_of_store = len(store.protests)
 
     def drained(self) -> None:
         store = self.world.encoder_store
@@ -137,7 +142,9 @@ class ConnectorProtocol(Oracle):
         """What the hooks met, and who holds the blocks of transfers."""
         external = self.world.external
         assert external is not None
-        self._protested(external.protests)
+        for protest in external.protests[self._heard :]:
+            self.report(protest.kind, protest.hook, protest.message, protest.request)
+        self._heard = len(external.protests)
         if not external.loads and not external.sends:
             return
         held: dict[str, set[int]] = {}
@@ -149,11 +156,6 @@ class ConnectorProtocol(Oracle):
             )
         for send in external.sends.values():
             self._held("send-source-freed", send.request, send.sources(), held)
-
-    def _protested(self, protests: list[Protest]) -> None:
-        for protest in protests:
-            self.report(protest.kind, protest.hook, protest.message, protest.request)
-        protests.clear()
 
     def _held(self, kind: str, request: str, blocks: Iterable[int], held: dict[str, set[int]]) -> None:
         lost = sorted(set(blocks) - held.get(request, set()))

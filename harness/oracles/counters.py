@@ -1,5 +1,6 @@
 """O10: counters."""
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from harness.oracles.base import Oracle
@@ -19,18 +20,38 @@ class Counters(Oracle):
 
     family: ClassVar[str] = "O10"
 
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._admitted: dict[str, int] = {}
+        """Index of the step that each request began with, or went on with after a preemption."""
+        self._decodes: dict[str, int] = {}
+        """Requests that have got a token since then: how often each had been preempted."""
+
     def dispatched(self, step: Step) -> None:
+        for request in step.admitted:
+            self._admitted[request] = step.index
+            self._decodes.pop(request, None)
         for request in step.scheduled:
             state = self.world.scheduler.requests.get(request)
             if state is not None and state.num_output_placeholders < 0:
                 self._wrong("num_output_placeholders", f"is {state.num_output_placeholders}", request)
+
+    def delivered(self, step: Step, outputs: Sequence[Any]) -> None:
+        for output in outputs:
+            request = output.request_id
+            state = self.world.scheduler.requests.get(request)
+            if state is not None and output.new_token_ids and step.index >= self._admitted.get(request, 0):
+                self._decodes[request] = state.num_preemptions
 
     def settled(self) -> None:
         for life in self.world.live:
             state = self.world.scheduler.requests.get(life.request)
             if state is not None:
                 self._in_flight(state)
-                if life.outputs and state.status.name == "RUNNING" and not state.num_preemptions:
+                if (
+                    state.status.name == "RUNNING"
+                    and self._decodes.get(life.request) == state.num_preemptions
+                ):
                     self._decoding(state)
                 if list(state.output_token_ids) != life.outputs:
                     self._wrong(
@@ -63,7 +84,7 @@ class Counters(Oracle):
             )
 
     def _decoding(self, state: Any) -> None:
-        """A request that has output and was never preempted: both counters follow from what is in flight."""
+        """A request that has output of its present run: both counters follow from what is in flight."""
         request = state.request_id
         flights = list(self.world.flights_of(request))
         computed = state.num_tokens - 1 + sum(flight.step.scheduled[request] for flight in flights)

@@ -82,7 +82,7 @@ class EncoderAccounting(Oracle):
                     )
 
     def _encoded_again(self, step: Step) -> None:
-        fresh = {row.request for row in step.new} | {row.request for row in step.cached if row.resumed}
+        fresh = step.admitted
         for request, start in step.computed.items():
             end = start + step.scheduled.get(request, 0)
             before, begun = self._begun.get(request, (0, set()))

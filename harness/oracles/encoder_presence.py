@@ -26,12 +26,13 @@ class EncoderPresence(Oracle):
             if isinstance(seen, EncoderMiss):
                 # Two ways to go wrong: the scheduler lost what it knew, or it believes in what is not there.
                 # Or it is right, and the worker was not given what it needs.
-                believed = seen.image in self.world.scheduler.encoder_cache_manager.cached
+                # An EncoderDecoderCacheManager keeps no record of what is there.
+                believed = seen.image in getattr(self.world.scheduler.encoder_cache_manager, "cached", ())
                 sent = not seen.reason.startswith("sent without")
                 self.report(
                     f"{seen.window}-read-miss",
                     "cached according to EncoderCacheManager" if believed and sent else seen.reason,
                     f"step {step.index}: the {seen.window} gathers {seen.image} for {seen.request}, which was "
-                    f"{seen.reason}; the model runner raises",
+                    f"{seen.reason}" + ("; the model runner raises" if seen.fails else ""),
                     seen.request,
                 )

@@ -26,7 +26,6 @@ class Exceptions(Oracle):
     family: ClassVar[str] = "O1"
 
     def raised(self, error: Exception) -> None:
-        """An exception left vLLM's code. HarnessError if it is ours."""
         # A device's assertion is raised in our network, for what vLLM's runner fed it.
         frame = _innermost(error.__traceback__, through_ours=isinstance(error, DeviceAssertion))
         if frame is None or self._missing_from_us(error):

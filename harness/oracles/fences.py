@@ -1,8 +1,9 @@
 """O3: ownership and fences while steps read and write."""
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from harness.groups import groups_of, reads_across
+from harness.groups import groups_of, kind_of, reads_across
 from harness.oracles import block_use
 from harness.oracles.base import Oracle
 from harness.scenario import image_hash
@@ -35,6 +36,11 @@ class Fences(Oracle):
         super().__init__(*arguments)
         self._users: dict[int, dict[int, str]] = {}
         """Step index -> block id -> the request that the step uses it for; for steps in flight."""
+        self._told: set[str] = set()
+        """Requests of which a load has failed, ever."""
+        self._recomputing: dict[str, int] = {}
+        """Those that have got no token since: the newest step when the failure was told."""
+        self._newest = 0
 
     def dispatched(self, step: Step) -> None:
         if self._caches_encoder_outputs():
@@ -42,13 +48,27 @@ class Fences(Oracle):
         flying = {flight.step.index for flight in self.world.flights}
         self._users = {index: users for index, users in self._users.items() if index in flying}
         users: dict[int, str] = {}
+        self._newest = step.index
         self._block_writes(step, users)
         self._block_reads(step, users)
         self._users[step.index] = users
 
-    def delivered(self, step: Step, outputs: object) -> None:
-        if not self._caches_encoder_outputs():
+    def delivered(self, step: Step, outputs: Sequence[Any]) -> None:
+        self._note_recomputed(step, outputs)
+        if self._caches_encoder_outputs():
+            self._evictable_in_flight()
+
+    def _note_recomputed(self, step: Step, outputs: Sequence[Any]) -> None:
+        external = self.world.external
+        if external is None:
             return
+        self._recomputing |= dict.fromkeys(sorted(external.failed - self._told), self._newest)
+        self._told |= external.failed
+        for output in outputs:
+            if output.new_token_ids and step.index > self._recomputing.get(output.request_id, step.index):
+                del self._recomputing[output.request_id]
+
+    def _evictable_in_flight(self) -> None:
         manager = self.world.scheduler.encoder_cache_manager
         for flight in self.world.flights:
             for request, image in self.reads(flight.step):
@@ -129,12 +149,11 @@ class Fences(Oracle):
 
     def _kind(self, group: int) -> str:
         """A group's kind: which of them it is, is the scenario's affair."""
-        return type(groups_of(self.world.engine)[group]).__name__
+        return kind_of(groups_of(self.world.engine)[group])
 
     def _recompute_together(self, *requests: str) -> bool:
         """Whether all of them held a block whose load failed: each writes what they share again, and the same."""
-        external = self.world.external
-        return external is not None and external.failed.issuperset(requests)
+        return self._recomputing.keys() >= set(requests)
 
     def _reused(self, step: Step, request: str, block: int) -> None:
         for index, users in self._users.items():

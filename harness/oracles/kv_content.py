@@ -40,8 +40,7 @@ class KvContent(Oracle):
         """How often each session had been preempted when it was last admitted."""
 
     def dispatched(self, step: Step) -> None:
-        admitted = {row.request: row.computed for row in step.new}
-        admitted |= {row.request: row.computed for row in step.cached if row.resumed}
+        admitted = step.admitted
         for request in admitted:
             if self._keeps_blocks(request):
                 admitted[request] = 0  # a session's own

@@ -73,8 +73,7 @@ class Limits(Oracle):
         engine, free = self.world.engine, self.world.pool.get_num_free_blocks()
         last = next(reversed(step.scheduled), None)
         new = {row.request for row in step.new}
-        admitted = new | {row.request for row in step.cached if row.resumed}
-        if last is None or last not in admitted:
+        if last is None or last not in step.admitted:
             return
         if len(self.world.scheduler.running) > 1 and free < watermark_blocks(engine):
             self._exceeded(
@@ -119,11 +118,8 @@ class Limits(Oracle):
                 request,
             )
             return
-        state = self.world.scheduler.requests.get(request)
-        if state is None or state.num_preemptions:
-            return
-        if any(row.request == request for row in step.new):
-            return  # nothing of it is in flight, but perhaps of a session's turn before
+        if request in step.admitted:
+            return  # what is in flight is of a session's turn before, or of before a preemption
         flying = sum(len(flight.sampled.get(request, ())) for flight in self.world.flights_of(request))
         if len(life.outputs) + flying >= self.world.references[request].request.max_tokens:
             self.report(

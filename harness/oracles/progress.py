@@ -44,6 +44,7 @@ class Progress(Oracle):
         self._idle = 0
         self._stale = 0
         self._waited = 0
+        self._undecided = 0
         self._patience = 16 + sum(map(_transfer_time, self.world.scenario.requests))
         if (encoder := self.world.engine.ec_connector) is not None:
             self._patience += len(encoder.stored) * (encoder.latency + 1)
@@ -98,8 +99,8 @@ class Progress(Oracle):
         external = self.world.external
         if external is None:
             return False
-        undecided, external.undecided = external.undecided, False
-        return undecided or external.lasts(self.world.iteration)
+        before, self._undecided = self._undecided, external.undecided
+        return self._undecided > before or external.lasts(self.world.iteration)
 
     def _waits(self, live: list[Life]) -> str:
         requests = self.world.scheduler.requests

@@ -36,7 +36,7 @@ class EncoderStore:
         self.finished: list[str] = []
         """Requests that vLLM has told the end of; none in releases that do not."""
         self.protests: list[Protest] = []
-        """What O17 has not taken yet."""
+        """All that O17 is to tell."""
 
     # -- hooks ----------------------------------------------------------------------------------------------------
 

@@ -61,9 +61,9 @@ class External:
         self.failed: set[str] = set()
         """Requests that held a block when the scheduler was told that its load had failed."""
         self.protests: list[Protest] = []
-        """What O17 has not taken yet."""
-        self.undecided = False
-        """Whether an answer was "not known yet" since the last step; the one who reads it resets it."""
+        """Oldest first."""
+        self.undecided = 0
+        """How many answers were "not known yet"."""
 
     # -- hooks ----------------------------------------------------------------------------------------------------
 
@@ -79,7 +79,7 @@ class External:
             return 0, False
         self._asked[request] = self._asked.get(request, 0) + 1
         if self._asked[request] <= script.undecided:
-            self.undecided = True
+            self.undecided += 1
             return None, False
         stop = script.tokens
         if self._whole_blocks and script.load_kv_async and stop < total:

@@ -1,9 +1,10 @@
 """The V1 model runner's bookkeeping: cached requests and the persistent batch, updated from SchedulerOutputs.
 
-The order of operations and the rules are GPUModelRunner._update_states' and _prepare_input_ids' (stable since about
-0.11): finished requests leave; rows that are not scheduled leave but keep their state; new requests; cached requests
-(the scheduler's count is authoritative, blocks are appended, or replaced on resumption); rows. With async scheduling
-the last sampled token and the drafts are known on the device only, for rows that were in the very last batch.
+The order of operations and the rules are GPUModelRunner._update_states' and _prepare_input_ids'; where releases differ,
+`traits` says how. Finished requests leave; rows that are not scheduled leave but keep their state; new requests come;
+cached requests are updated (the scheduler's count is authoritative, blocks are appended, or replaced on resumption);
+then rows. With async scheduling the last sampled token and the drafts are known on the device only, for rows that were
+in the very last batch.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -104,7 +105,8 @@ class BatchV1(Batch):
                 self.token_rows.add(request, cached.row)
         self.token_rows.condense()
         for request in self.rows:
-            self.requests[request].prev_num_draft_len = len(step.drafts.get(request, ()))
+            counted = request not in self.returned or self.traits.returning_drafts_are_counted
+            self.requests[request].prev_num_draft_len = len(step.drafts.get(request, ())) if counted else 0
         if self.rows.keys() != step.scheduled.keys():
             strays = sorted(self.rows.keys() ^ step.scheduled.keys())
             raise self.fail(
@@ -151,6 +153,9 @@ class BatchV1(Batch):
             if self.traits.counts_are_optimistic:
                 self.corrections[row.request] = accepted
             else:
+                if row.request not in self.prev_sampled:
+                    message = f"{row.request} has verified drafts in a step that sampled nothing for it"
+                    raise self.fail(Breach("drafts-without-a-sample", message, row.request, True))
                 accepted = len(self.prev_sampled[row.request]) - 1
                 cached.computed -= cached.prev_num_draft_len - accepted
             cached.outputs.extend([UNRESOLVED] * accepted)
@@ -228,14 +233,14 @@ class BatchV1(Batch):
         sampled = self.prev_sampled.get(request)
         if sampled:
             tokens[count - 1 - len(drafts)] = sampled[-1]
-            known = (self.device_drafts or {}).get(request, [])
-            if drafts and known:
-                tokens[count - len(drafts) :] = known[: len(drafts)]
+            if drafts and self.device_drafts is not None:
+                made = self.device_drafts.get(request, [])
+                tokens[count - len(drafts) :] = self.made(request, made, len(drafts))
         return tokens
 
-    def take_drafts(self, step: Step) -> None:
-        """Up to 0.13 drafts that are fed are gone, and those of which nobody is fed one stay. They are found by the row
-        that a request had in the last step, whoever they were made for."""
+    def consume_drafts(self, step: Step) -> None:
+        """Up to 0.13 the device's drafts are gone once they are fed, and stay if nobody is fed one. They are found by
+        the row that a request had in the last step, whoever they were made for."""
         fed = [r for r in self.prev_rows if r in self.prev_sampled and step.drafts.get(r)]
         if not self.traits.drops_drafts or not fed or self.device_drafts is None:
             return

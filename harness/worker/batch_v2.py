@@ -17,8 +17,8 @@ from harness.worker.batch import Batch
 from harness.worker.observation import Breach
 from harness.worker.traits import NEWEST_V2, TraitsV2
 
-STALE = -1
-"""A token of which the runner has what another step, or another request, left there."""
+STALE = -2
+"""Stands for a token of which the runner has what another step, or another request, left there."""
 NO_DRAFT = -1
 """What stands in a slot for drafts that were not proposed; no embedding has it."""
 _ROW_ALIGNMENT = 128
@@ -127,10 +127,7 @@ class BatchV2(Batch):
             table.extend(blocks)
             if len(table) > capacity:
                 message = f"{request} has {len(table)} blocks in group {group}; a row has {capacity}"
-                breach = Breach("table-overflow", message, request, self.traits.tables_are_bounded)
-                if breach.fails:
-                    raise self.fail(breach)
-                self.observations.append(breach)
+                self.report(Breach("table-overflow", message, request, self.traits.tables_are_bounded))
 
     def _check_rows(self, step: Step) -> None:
         unknown = sorted(step.scheduled.keys() - self.requests.keys())
@@ -162,7 +159,7 @@ class BatchV2(Batch):
             if end - drafts - 1 >= prefill:
                 tokens[count - drafts - 1] = slot.last
             if drafts:
-                tokens[count - drafts :] = slot.drafts[:drafts]
+                tokens[count - drafts :] = self.made(request, slot.drafts, drafts)
         return tokens
 
     def keep(self, step: Step, request: str, sampled: list[int]) -> None:

@@ -63,6 +63,8 @@ class Forward:
         self.states = States(engine)
         self.encoder_cache: set[str] = set()
         self.ever_encoded: set[str] = set()
+        self._encoded: set[tuple[str, str]] = set()
+        """Requests and their images that the step in progress has encoded."""
         self.stripped: set[str] = set()
         """Images that could not be encoded, since their data was left out."""
         self.pooled: dict[str, int] = {}
@@ -103,7 +105,8 @@ class Forward:
         raise NotImplementedError
 
     def take_drafts(self) -> dict[str, list[int]] | None:
-        """Drafts of the last step that sampled, per row (what `take_draft_token_ids` returns)."""
+        """Drafts of the last step that sampled, per row (what `take_draft_token_ids` returns); None where it tells
+        none."""
         return self.drafts
 
     def reset_encoder_cache(self) -> None:
@@ -113,9 +116,26 @@ class Forward:
     def _check_total(self, step: Step, *, fails: bool) -> None:
         if step.total != sum(step.scheduled.values()):
             message = f"total_num_scheduled_tokens is {step.total}, the sum is {sum(step.scheduled.values())}"
-            if fails:
-                raise self.batch.fail(Breach("wrong-total", message, fails=True))
-            self.observations.append(Breach("wrong-total", message))
+            self.batch.report(Breach("wrong-total", message, fails=fails))
+
+    def _check_tables(self, step: Step) -> None:
+        """Every row that brings blocks brings them for each group. A runner takes its own number of tables, in order,
+        and raises where there are too few.
+        """
+        brought = [(row.request, row.block_ids) for row in step.new]
+        brought += [(row.request, row.new_block_ids) for row in step.cached if row.new_block_ids is not None]
+        for request, tables in brought:
+            if len(tables) != len(self.groups):
+                message = f"{request} is sent {len(tables)} block tables for {len(self.groups)} groups"
+                few = len(tables) < len(self.groups)
+                self.batch.report(Breach("tables-differ", message, request, few))
+
+    def _zero(self, blocks: Sequence[int]) -> None:
+        beyond = [block for block in blocks if not 0 <= block < self.engine.num_gpu_blocks]
+        if beyond:
+            message = f"block {beyond[0]} is to be zeroed, which the cache does not have"
+            raise self.batch.fail(Breach("block-beyond-cache", message, "", True))
+        self.kv.zero(blocks)
 
     # -- connector ----------------------------------------------------------------------------------------------
 
@@ -140,6 +160,7 @@ class Forward:
         self.ever_encoded.update(step.encoder_loads)
 
     def _run_encoder(self, step: Step) -> None:
+        self._encoded.clear()
         for request, indices in step.encoder_inputs.items():
             cached = self.batch.requests.get(request)
             if cached is None or not all(0 <= index < len(cached.items) for index in indices):
@@ -152,10 +173,13 @@ class Forward:
                     continue
                 self.encoder_cache.add(image)
                 self.ever_encoded.add(image)
+                self._encoded.add((request, image))
 
     def _gather(self, request: str, start: int, count: int, window: str) -> None:
         """GPUModelRunner._gather_mm_embeddings: every item that overlaps [start, start+count) must be there."""
         if reads_across(self.engine):
+            if start == 0:
+                self._read_across(request, count)
             return
         end_of_target = start + count - (1 if window == "drafter" else 0)
         for offset, length, image in self.batch.requests[request].items:
@@ -164,10 +188,21 @@ class Forward:
             if self._drafter_falls_back and offset >= end_of_target:
                 continue
             reason = "evicted" if image in self.ever_encoded else "never encoded"
-            if image in self.stripped:
-                reason = "sent without the data that its encoder needs"
-            self.observations.append(EncoderMiss(request, image, window, reason))
+            self.observations.append(
+                EncoderMiss(request, image, window, self._unless_stripped(image, reason))
+            )
             raise RunnerFailure(f"Encoder cache miss for {image}.")
+
+    def _read_across(self, request: str, count: int) -> None:
+        """An encoder-decoder model: what a request's first step encodes is handed to cross-attention, which keeps it.
+        Nothing looks for an item that is missing: what others have left is read in its place."""
+        for offset, _, image in self.batch.requests[request].items:
+            if offset < count and (request, image) not in self._encoded:
+                reason = self._unless_stripped(image, "never encoded")
+                self.observations.append(EncoderMiss(request, image, "target", reason, fails=False))
+
+    def _unless_stripped(self, image: str, reason: str) -> str:
+        return "sent without the data that its encoder needs" if image in self.stripped else reason
 
     # -- target -------------------------------------------------------------------------------------------------
 
@@ -178,7 +213,7 @@ class Forward:
                 tuple(self._states(request, table, place, place) for place in move)
                 for request, move in moves.items()
                 if move is not None
-                for table, kind in zip(self.batch.requests[request].tables, self.groups, strict=True)
+                for table, kind in zip(self.batch.requests[request].tables, self.groups, strict=False)
                 if isinstance(kind, Mamba)
             ]
         )
@@ -205,21 +240,20 @@ class Forward:
                     continue
                 spreads = True
                 self.spoiled.add(request)
-                for group, table in enumerate(self.batch.requests[request].tables):
-                    self.kv.spoil(self.kv.slots(group, table, start, start + len(inputs[request])))
+                for group in range(len(self.groups)):
+                    self.kv.spoil(self._slots(request, group, start, start + len(inputs[request])))
 
     def _attends_to_spoiled(self, request: str, start: int) -> bool:
-        tables = self.batch.requests[request].tables
         return any(
-            self.kv.is_spoiled(self.kv.slots(group, table, attended_from(kind, start), start))
-            for group, (table, kind) in enumerate(zip(tables, self.groups, strict=True))
+            self.kv.is_spoiled(self._slots(request, group, attended_from(kind, start), start))
+            for group, kind in enumerate(self.groups)
         )
 
     def _write(self, request: str, start: int, tokens: list[int], drafts: int) -> None:
         cached = self.batch.requests[request]
         contents = np.array(self._contents(cached.reference, start, tokens), dtype=np.uint64)
         contents ^= np.uint64(cached.reference.salt)
-        for group, (table, kind) in enumerate(zip(cached.tables, self.groups, strict=True)):
+        for group, (table, kind) in enumerate(zip(cached.tables, self.groups, strict=False)):
             if isinstance(kind, Mamba):
                 written, place = contents[-1 - drafts :], self.states.target(request)
                 slots = self._states(request, table, place, place + drafts)
@@ -268,7 +302,7 @@ class Forward:
         cached = self.batch.requests[request]
         if start > 0:
             cached.reference.token(start - 1)
-        for group, (table, kind) in enumerate(zip(cached.tables, self.groups, strict=True)):
+        for group, (table, kind) in enumerate(zip(cached.tables, self.groups, strict=False)):
             if isinstance(kind, Mamba) is not states:
                 continue
             first = start - 1 if states else attended_from(kind, start)

@@ -65,4 +65,4 @@ class Worker(Protocol):
         """The whole KV cache becomes unwritten: no step may read what is there now."""
 
     def take_drafts(self) -> tuple[list[str], list[list[int]]] | None:
-        """Request ids and drafts of the last step that had tokens."""
+        """Request ids and drafts of the last step that had tokens; None where the scheduler is told none."""

@@ -1,6 +1,7 @@
 """Grammar bitmasks as a model runner reads them: 32 tokens a word, one row for each token that a step may sample.
 
-Rows of a request that drafts `k` tokens: one for each draft's position and one for the token after them. Pure.
+A request that verifies `k` drafts has one row for each draft's position and one for the token after them; what more it
+may have, where all requests have the same number (`Traits.masks_are_strided`), is left out. Pure.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,8 +26,9 @@ def words(vocabulary: int) -> int:
 def rows_of(
     requests: Sequence[str], bitmask: Rows, drafts: Mapping[str, Sequence[int]], *, strided: bool
 ) -> dict[str, Rows]:
-    """Each request's rows, cut as `apply_grammar_bitmask` cuts them: all requests have the same number, or each has as
-    many as its drafts need.
+    """The rows that each request's tokens are sampled under, `1 + k` of them.
+
+    They lie in the bitmask one after another; `strided`: at equal distances, as if all requests had as many drafts.
     """
     found: dict[str, Rows] = {}
     stride = len(bitmask) // len(requests) if requests else 0
@@ -39,6 +41,7 @@ def rows_of(
 
 
 def allows_everything(row: NDArray[np.int32]) -> bool:
+    """Whether a row is what one without a grammar has; it also allows what is no token."""
     return bool((row == _EVERYTHING).all())
 
 
@@ -49,7 +52,7 @@ def allowed(row: NDArray[np.int32]) -> NDArray[np.int64]:
 
 
 def sampled(row: NDArray[np.int32], token: int) -> int:
-    """What a greedy sampler takes of logits with all weight on `token`, under a row."""
+    """What a greedy sampler takes of logits with all weight on `token`, under a row; 0 if it allows none."""
     if int(row[token // WORD]) >> token % WORD & 1:
         return token
     others = allowed(row)

@@ -35,6 +35,8 @@ class EncoderMiss:
     window: str
     reason: str
     """`never encoded`, `evicted`, or `sent without the data that its encoder needs`."""
+    fails: bool = True
+    """Whether the real runner raises on it."""
 
 
 @dataclass(frozen=True, slots=True)

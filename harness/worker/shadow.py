@@ -90,8 +90,8 @@ class KvShadow:
         return np.flatnonzero((found != (expected ^ self._salts[group])) | (slots < self.block_size))
 
     def is_spoiled(self, slots: Slots) -> bool:
-        """Whether any of these slots holds what a failed load left."""
-        return bool((self.contents[slots] == SPOILED).any())
+        """Whether any of these slots holds what a failed load left; a slot of -1 holds nothing."""
+        return bool((self.contents[slots[slots >= 0]] == SPOILED).any())
 
     def spoil(self, slots: Slots) -> None:
         """Puts into these slots what a failed load leaves; slots of -1 are skipped."""

@@ -48,10 +48,11 @@ class StubV1(Forward):
     def forward(self, step: Step) -> None:
         self.batch.observations = []
         self._starts, self._inputs, self._untold = {}, {}, []
-        self.kv.zero(step.zeroed)
+        self._zero(step.zeroed)
         self.kv.copy_blocks(step.copies)
         self.encoder_cache.difference_update(step.freed_encoder)
         self.spoiled.clear()
+        self._check_tables(step)
         self._step = step = self.batch.update(step)
         self._prompts.update(step, self.batch)
         self._transfer(step, now=step.loads_first)
@@ -59,9 +60,11 @@ class StubV1(Forward):
             self._transfer(step, now=not step.loads_first, last=True)
             return
         self._check_total(step, fails=True)
+        # Asynchronously an index before all tokens raises, one into another row's does not: it depends on the line.
+        self._step = step = self.batch.fitting(step, fails=False)
         starts = {request: self.batch.start(request) for request in self.batch.rows}
         inputs = {request: self.batch.inputs(step, request) for request in self.batch.rows}
-        self.batch.take_drafts(step)
+        self.batch.consume_drafts(step)
         self._load_encoder(step)
         self._run_encoder(step)
         for request in self.batch.rows:
@@ -211,5 +214,4 @@ class StubV1(Forward):
         return cached.reference.matched(first, self.num_spec)[:count]
 
     def take_drafts(self) -> dict[str, list[int]] | None:
-        """Drafts of the last step that sampled, per row (what `take_draft_token_ids` returns)."""
         return self.drafts if self.drafts_are_told else None

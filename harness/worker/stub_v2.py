@@ -1,7 +1,7 @@
 """A worker that obeys the V2 model runner's contract and knows the truth.
 
-Its bookkeeping is `batch_v2`; memory, the target's answers and the encoder are V1's (`forward`). The order of a step:
-requests leave, freed encoder outputs leave, requests come, new blocks are zeroed, encoder, the target's gather,
+Its bookkeeping is `batch_v2`; memory, the target's answers and the encoder are as V1's (`forward`). The order of a
+step: freed encoder outputs and requests leave, requests come, new blocks are zeroed, encoder, the target's gather,
 forward; and, in the runner's second call, sampling under the grammars' masks, the drafter's gather (by the scheduler's
 count, as the target's), counts, drafts.
 
@@ -33,27 +33,34 @@ class StubV2(Forward):
         super().__init__(engine, references, traits)
         self.batch: BatchV2 = BatchV2(references, engine, traits)
         self.drafts = {}
+        self._step: Step
+        """The step in progress, without drafts that it cannot have."""
 
     def forward(self, step: Step) -> None:
         self.batch.observations = []
         self._inputs = {}
         self.encoder_cache.difference_update(step.freed_encoder)
+        self._check_tables(step)
         self.batch.update(step)
-        self.kv.zero(step.zeroed)
+        self._zero(step.zeroed)
         self.kv.copy_blocks(step.copies)
+        self._step = step
         if step.total == 0:
             return
         self._check_total(step, fails=False)
+        bounded = self.batch.traits.drafts_are_bounded
+        self._step = step = self.batch.fitting(step, fails=bounded)
         starts = {request: self.batch.requests[request].computed for request in step.scheduled}
         inputs = self._fed(step)
         self._run_encoder(step)
         self._gather_rows(step, "target")
-        self._embed(step)
+        self._embed(step, inputs)
         self._forward(step, starts, inputs)
         self._inputs = inputs
 
     def sample(self, step: Step, rows: Mapping[str, Rows]) -> dict[str, list[int]]:
         self.batch.observations = []
+        step = self._step
         if step.total == 0:
             return {}
         sampled = {request: self._sample(step, request, rows.get(request)) for request in self._inputs}
@@ -66,11 +73,6 @@ class StubV2(Forward):
         return sampled
 
     def _fed(self, step: Step) -> dict[str, list[int]]:
-        for request, count in step.scheduled.items():
-            drafts = len(step.drafts.get(request, ()))
-            if drafts >= count or drafts > self.num_spec:
-                message = f"{request} computes {count} tokens, {drafts} of them drafts"
-                raise self.batch.fail(Breach("drafts-fill-step", message, request, True))
         copied = any(map(self.batch.prefills, step.scheduled))
         return {request: self.batch.inputs(step, request, copied=copied) for request in step.scheduled}
 
@@ -82,10 +84,9 @@ class StubV2(Forward):
             if slot.counted + ahead < len(slot.prefill):
                 self._gather(request, slot.counted + ahead, count, window)
 
-    def _embed(self, step: Step) -> None:
-        for request, drafts in step.drafts.items():
-            slot = self.batch.requests.get(request)
-            if slot is not None and NO_DRAFT in slot.drafts[: len(drafts)]:
+    def _embed(self, step: Step, inputs: Mapping[str, list[int]]) -> None:
+        for request, tokens in inputs.items():
+            if NO_DRAFT in tokens:
                 message = f"{request} verifies drafts that were not proposed (-1), which no embedding has"
                 raise self.batch.fail(Breach("placeholder-fed", message, request, True))
 

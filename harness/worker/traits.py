@@ -15,8 +15,11 @@ class Traits:
     placeholders_are_clamped: bool = True
     """Whether a placeholder (-1) that nothing has replaced is embedded as token 0 (from 0.25), or raises."""
     drops_drafts: bool = False
-    """Up to 0.13: with asynchronous scheduling rows lose their drafts if the worker has none; without, if they were
-    not in the batch of the step before."""
+    """Up to 0.13: with asynchronous scheduling rows lose their drafts if the worker has none; and nobody writes the
+    drafts of a row that comes back into its line."""
+    returning_drafts_are_counted: bool = True
+    """Whether, with asynchronous scheduling, drafts that a row comes back with are taken back by the next step as far
+    as they were rejected (from 0.14), or are forgotten, so that the scheduler's count stands."""
     counts_are_optimistic: bool = True
     """Whether, with asynchronous scheduling, the host takes all drafts for accepted until the step is over (from 0.19),
     or waits for the count of the step before."""
@@ -43,6 +46,9 @@ class TraitsV2:
     """Whether a block table that outgrows its row raises (from 0.29), or goes on in the next request's."""
     masks_are_strided: bool = True
     """As the V1 runner's; also from 0.33."""
+    drafts_are_bounded: bool = True
+    """Whether a step raises if drafts leave a request no token of its own (from 0.29), or samples another one's logits.
+    No release looks whether there are more drafts than the drafter makes."""
 
 
 NEWEST_V2 = TraitsV2()

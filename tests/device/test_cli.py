@@ -1,6 +1,8 @@
 """The front door of the device worker: what a user types, what comes out, and the exit status."""
 
+import getpass
 import json
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -58,6 +60,16 @@ def test_findings_that_no_client_sees(chosen: Target, tmp_path: Path) -> None:
     }
     for one in said:
         assert json.loads(Path(one["file"]).with_name("device.json").read_bytes()) == one
+
+
+@on_cpu
+def test_nothing_is_left_among_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    need("0.33.0")
+    kept = Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(kept))  # torch's own, which takes long to fill
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    assert schedfuzz("replay", LOOK_AHEAD, "--worker", "device", "--vllm", "0.33.0").returncode == 0
+    assert list(tmp_path.glob("schedfuzz-*")) == []
 
 
 @on_cpu

@@ -455,14 +455,19 @@ FAULTS: dict[str, Injected] = {
         "O13 wrong-total",
     ),
     "drafts longer than scheduled": Injected(
-        "spec_eagle", 1, draft_more("r0"), ("a wrong token", 1), SILENT, "O13 drafts-fill-step"
+        "spec_eagle",
+        1,
+        draft_more("r0"),
+        ("a wrong token", 1),
+        ("drafts-fill-step", 1),
+        "O13 drafts-fill-step",
     ),
     "drafts longer than scheduled, async": Injected(
         "spec_async_eagle",
         2,
         draft_more("r0"),
         ("RuntimeError in GPUModelRunner._prepare_input_ids", 2),
-        ("stale-token", 2),
+        ("drafts-fill-step", 2),
         "O13 drafts-fill-step",
     ),
     "another prompt": Injected(

@@ -1,9 +1,12 @@
 """O6 hears when the block pool's reference counts, free queue or hash map leave what the requests hold."""
 
 import pytest
+from msgspec.structs import replace
 
 from harness.oracles.block_pool import BlockAccounting
+from harness.scenario import Abort, Arrive
 from oracles.faults import SCHEDULE, UPDATE, Fault, after, assert_heard, assert_quiet, faults, skipped
+from scenarios import CONNECTED, scenario, text
 
 pytestmark = pytest.mark.usefixtures("vllm")
 
@@ -37,6 +40,10 @@ def hand_out_free_block(scheduler, _):
     pool(scheduler).free_block_queue.popleft()
 
 
+ABORTED_IN_FLIGHT = scenario(
+    replace(CONNECTED, async_scheduling=True), text(9, 6), events=(Arrive(0), Abort(0, 3, in_step=True))
+)
+"""A step still writes blocks when their request ends, and a load could be given them."""
 REF_COUNT = (("ref-count", "KVCacheBlock.ref_cnt"),)
 FREE_QUEUE = (("free-queue", "KVCacheBlock.ref_cnt"),)
 FAULTS = {
@@ -45,7 +52,7 @@ FAULTS = {
     "freed by one, kept by the pool": Fault("BlockPool.free_blocks", skipped, "plain", REF_COUNT),
     "never freed": Fault("KVCacheManager.free", skipped, "plain", (("leak", "req_to_blocks"),)),
     "fenced for ever": Fault(
-        "Scheduler._drain_deferred_frees", skipped, "async_abort", (("leak", "BlockPool"),)
+        "Scheduler._drain_deferred_frees", skipped, ABORTED_IN_FLIGHT, (("leak", "BlockPool"),)
     ),
     "free count": Fault(
         UPDATE, after(count_one_free_more, call=0), "plain", (("free-count", "FreeKVCacheBlockQueue"),)

@@ -1,13 +1,15 @@
 """O17 hears when blocks leave a transfer too early, and when hooks are called as their docstrings rule out."""
 
+from types import SimpleNamespace
+
 import pytest
 from msgspec.structs import replace
 
 from harness.execute import execute
 from harness.oracles.connector import ConnectorProtocol
 from harness.scenario import Abort, Arrive, Load
-from oracles.faults import SCHEDULE, UPDATE, Fault, after, assert_heard, assert_quiet, faults
-from scenarios import CONNECTED, scenario, text
+from oracles.faults import SCHEDULE, UPDATE, Fault, after, assert_heard, assert_quiet, before, faults, skipped
+from scenarios import CONNECTED, RACE, scenario, text
 
 pytestmark = pytest.mark.usefixtures("vllm")
 
@@ -44,6 +46,39 @@ def ask_for_more(original, connector, request, blocks, num_external_tokens):
     return original(connector, request, blocks, num_external_tokens + bool(num_external_tokens))
 
 
+def allocate_again(original, connector, request, blocks, num_external_tokens):
+    """The hook is called once more while the load goes on."""
+    original(connector, request, blocks, num_external_tokens)
+    if num_external_tokens:
+        original(connector, request, blocks, 0)
+
+
+def lose_blocks(original, connector, request, blocks, num_external_tokens):
+    """The hook gets one block, whatever is to be loaded."""
+    ids = tuple(table[:1] for table in blocks.get_block_ids())
+    original(connector, request, SimpleNamespace(get_block_ids=lambda: ids), num_external_tokens)
+
+
+def end_twice(original, scheduler, *arguments, **keywords):
+    original(scheduler, *arguments, **keywords)
+    return original(scheduler, *arguments, **keywords)
+
+
+def other_blocks(original, connector, request, block_ids):
+    """What is sent are the request's blocks in another order."""
+    return original(connector, request, [table[::-1] for table in block_ids])
+
+
+def take_for_loaded(scheduler):
+    """Up to the scheduler every load is over at once."""
+    for request in scheduler.requests.values():
+        if request.status.name == "WAITING_FOR_REMOTE_KVS":
+            scheduler.finished_recving_kv_req_ids.add(request.request_id)
+
+
+GONE = scenario(CONNECTED, text(13, 1, send=4), events=(Arrive(0), Abort(0, in_step=True)))
+"""r0's client goes in the step that completes it."""
+HOOK = "update_state_after_alloc"
 FREED = (("load-destination-freed", "ended request"),)
 FAULTS = {
     "an aborted load's blocks are freed": Fault("Scheduler._free_request", free_at_once, ABORTED, FREED),
@@ -61,6 +96,43 @@ FAULTS = {
         ask_for_more,
         "connector_sync",
         (("other-tokens-than-answered", "update_state_after_alloc"),),
+    ),
+    "a hook while a load goes on": Fault(
+        f"ScriptedConnector.{HOOK}", allocate_again, "connector_async", (("allocated-while-loading", HOOK),)
+    ),
+    "blocks too few": Fault(
+        f"ScriptedConnector.{HOOK}", lose_blocks, "connector_sync", (("blocks-missing", HOOK),)
+    ),
+    "blocks too few for an asynchronous load": Fault(
+        f"ScriptedConnector.{HOOK}", lose_blocks, "connector_async", (("blocks-missing", HOOK),)
+    ),
+    "a load taken for done": Fault(
+        SCHEDULE,
+        before(take_for_loaded),
+        "connector_async",
+        (
+            ("scheduled-while-loading", "Scheduler.schedule"),
+            ("load-destination-written", "Scheduler.schedule"),
+            ("allocated-while-loading", HOOK),
+        ),
+    ),
+    "an end told twice": Fault(
+        "Scheduler._connector_finished",
+        end_twice,
+        "connector_send",
+        (("finished-twice", "request_finished"),),
+    ),
+    "other blocks sent": Fault(
+        "ScriptedConnector.request_finished_all_groups",
+        other_blocks,
+        "connector_send",
+        (("sent-other-content", "request_finished"),),
+    ),
+    "an abort during the step is not looked at": Fault(
+        "EngineCoreProc._process_aborts_queue",
+        skipped,
+        GONE,
+        (("completed-though-aborted", "_process_aborts_queue"),),
     ),
     "the end is not told": Fault(
         "Scheduler._connector_finished",
@@ -81,20 +153,11 @@ def test_hears(monkeypatch, fault):
 
 
 def test_hears_that_a_load_begins_in_a_block_that_a_step_in_flight_writes(monkeypatch):
-    """Ledger 45357: blocks of a request that has ended while its next step is in flight, without a fence.
-
-    r0 stops while its next step is in flight; the pool is so small that r1's load gets r0's blocks at once.
-    """
-    engine = replace(
-        CONNECTED, max_model_len=16, num_gpu_blocks=5, async_scheduling=True, enable_prefix_caching=False
-    )
-    race = scenario(
-        engine, text(9, 6, stop_at=1), text(9, 2, 1, load=Load(8, True, 1)), events=(Arrive(0), Arrive(1, 2))
-    )
+    """Ledger 45357: blocks of a request that has ended while its next step is in flight, without a fence."""
     fault = Fault(
         "Scheduler._request_blocks_can_be_freed",
         lambda *_: True,
-        race,
+        RACE,
         (("load-into-block-in-flight", "BlockPool"),),
     )
     assert_heard(monkeypatch, ConnectorProtocol, fault)

@@ -1,9 +1,11 @@
 """O13 hears a SchedulerOutput that does not say what the model runner needs, once."""
 
+import dataclasses
+
 import pytest
 
 from harness.oracles.contract import Contract
-from oracles.faults import SCHEDULE, Fault, after, assert_heard, assert_quiet, faults
+from oracles.faults import SCHEDULE, Fault, after, assert_heard, assert_quiet, before, faults
 from scenarios import EVICTABLE, SMALL, scenario, text
 
 SINGLE = scenario(SMALL, text(5))
@@ -120,7 +122,70 @@ def keep_last_output(original, scheduler, state, update):
     state.prompt_token_ids.insert(len(state.prompt_token_ids) - len(update.prompt_token_ids), last)
 
 
+def change_new(**values):
+    """Fields of every request that is sent as new."""
+
+    def change(_, output):
+        for row in output.scheduled_new_reqs:
+            for name, value in values.items():
+                setattr(row, name, value(getattr(row, name)))
+
+    return after(change)
+
+
+def rename_items(features):
+    return [dataclasses.replace(feature, identifier=f"not {feature.identifier}") for feature in features]
+
+
+def schedule_nothing(_, output):
+    output.num_scheduled_tokens["r1"] = 0
+
+
+def encode_what_is_not_there(_, output):
+    output.scheduled_encoder_inputs["r0"] = [7]
+
+
+def without_metadata(_, output):
+    output.kv_connector_metadata = None
+
+
+def raise_length(scheduler):
+    """The scheduler takes the model's length for more than it is."""
+    scheduler.max_model_len = scheduler.kv_cache_manager.max_model_len = 64
+
+
 FAULTS = {
+    "another adapter": Fault(
+        SCHEDULE, change_new(lora_request=lambda _: None), "lora", say("adapter-changed")
+    ),
+    "other items": Fault(
+        SCHEDULE, change_new(mm_features=rename_items), SINGLE_PICTURE, say("items-changed")
+    ),
+    "another prompt": Fault(
+        SCHEDULE,
+        change_new(prompt_token_ids=lambda ids: [*ids[:-1], ids[-1] + 1]),
+        SINGLE,
+        say("prompt-differs"),
+    ),
+    "a prompt cut short": Fault(
+        SCHEDULE, change_new(prompt_token_ids=lambda ids: ids[:-1]), SINGLE, say("prompt-differs")
+    ),
+    "blocks that are not there": Fault(
+        SCHEDULE,
+        change_new(block_ids=lambda tables: tuple([block + 1000 for block in ids] for ids in tables)),
+        SINGLE,
+        say("block-beyond-cache"),
+    ),
+    "no tokens": Fault(SCHEDULE, after(schedule_nothing, call=0), "plain", say("no-tokens")),
+    "encoder input that is not there": Fault(
+        SCHEDULE, after(encode_what_is_not_there, call=0), SINGLE_PICTURE, say("unknown-encoder-input")
+    ),
+    "no word to the connector": Fault(
+        SCHEDULE, after(without_metadata), "connector_sync", say("no-connector-metadata")
+    ),
+    "longer than the model": Fault(
+        SCHEDULE, before(raise_length), "max_model_len", say("sampled-past-model-length")
+    ),
     "last output of a turn kept": Fault(
         "Scheduler._update_request_as_session", keep_last_output, "streaming", say("session-prompt-differs")
     ),

@@ -3,10 +3,11 @@
 import pytest
 from msgspec.structs import replace
 
+from harness import planting
 from harness.oracles.encoder_accounting import EncoderAccounting
-from harness.scenario import Abort, Arrive, Encoder
-from oracles.faults import SCHEDULE, Fault, after, assert_heard, assert_quiet, faults, skipped
-from scenarios import ALBUM, PICTURE, VISION, scenario
+from harness.scenario import Abort, Arrive, Encoder, Image, Request
+from oracles.faults import SCHEDULE, Fault, after, assert_heard, assert_quiet, before, faults, heard, skipped
+from scenarios import ALBUM, PICTURE, SMALL, VISION, scenario
 
 pytestmark = pytest.mark.usefixtures("vllm")
 
@@ -20,6 +21,26 @@ FEW = scenario(
     images=(6, 8),
 )
 """An encoder budget for one image a step."""
+CUT = scenario(VISION, ALBUM, images=(6, 8))
+"""Two chunks read the second image."""
+ACROSS = scenario(
+    replace(
+        SMALL,
+        max_num_batched_tokens=48,
+        enable_prefix_caching=False,
+        enable_chunked_prefill=False,
+        encoder=Encoder(
+            max_num_encoder_input_tokens=16,
+            encoder_cache_size=16,
+            disable_chunked_mm_input=True,
+            is_encoder_decoder=True,
+        ),
+    ),
+    Request(prompt=(Image(0),), max_tokens=1),
+    images=(6,),
+)
+"""An encoder-decoder model."""
+SLOTS = "EncoderDecoderCacheManager.num_free_slots"
 
 
 def drift(name, by):
@@ -56,6 +77,11 @@ def free_of_charge(original, manager, request, index):
         manager.num_free_slots += 8
 
 
+def lose_entries(scheduler):
+    """The cache forgets what it holds, though a request is in the midst of an item."""
+    scheduler.encoder_cache_manager.reset()
+
+
 def without_budget(original, manager, request, index, budget, *rest):
     return original(manager, request, index, 1 << 20, *rest)
 
@@ -79,6 +105,9 @@ FAULTS = {
         after(forget_freeable),
         "mm",
         said("freeable-differs", f"{CACHE}.freeable"),
+    ),
+    "forgotten in the midst of an item": Fault(
+        SCHEDULE, before(lose_entries, call=1), CUT, said("encoded-again", CACHE)
     ),
     "not freed at the end": Fault(
         f"{CACHE}.free", skipped, ABORTED, said("dead-reference", f"{CACHE}.cached")
@@ -117,3 +146,12 @@ def test_is_quiet_on_legal_scenarios(legal):
 @faults(FAULTS)
 def test_hears(monkeypatch, fault):
     assert_heard(monkeypatch, EncoderAccounting, fault)
+
+
+@pytest.mark.parametrize("by", [17, -17])
+def test_hears_of_free_slots_with_an_encoder_decoder_model(monkeypatch, by):
+    """With the bug mended that every release has (ledger 51228), for which the oracle would speak anyhow."""
+    assert heard(ACROSS, EncoderAccounting) == [("O5", "counter-drift", SLOTS)]
+    with planting.planted("mend-51228"):
+        fault = Fault(SCHEDULE, drift("num_free_slots", by), ACROSS, said("counter-drift", SLOTS))
+        assert_heard(monkeypatch, EncoderAccounting, fault)

@@ -32,8 +32,12 @@ def test_does_not_mind_where_nothing_is_fenced():
         assert heard(free, Preemption) == []
 
 
-def test_a_reset_preempts_and_means_it():
+def test_a_reset_preempts_and_means_it(monkeypatch):
+    """With the bug mended for which such a reset raises (ledger derived-reset), or the execution would end there."""
     reset = replace(
         CROWD, requests=CROWD.requests[:1], timeline=(Arrive(0), Reset(5, reset_running_requests=True))
     )
-    assert "O15" not in [family for family, _, _ in heard(reset, Preemption)]
+    with planting.planted("mend-reset"):
+        assert heard(reset, Preemption) == []
+        monkeypatch.setattr(Preemption, "controlled", lambda oracle, act: None)
+        assert heard(reset, Preemption) == [("O15", "preempted-in-vain", "Scheduler.schedule")]

@@ -1,13 +1,17 @@
-"""Steps made by hand, as the scheduler would send them, for a worker without vLLM."""
+"""Steps made by hand, as the scheduler would send them, for a worker without vLLM; requests and engines for them."""
 
 import dataclasses
 from typing import Any
 
+from msgspec.structs import replace
+
 from harness.model import Reference
-from harness.scenario import Engine, Image, Request, Scenario, Text
+from harness.scenario import Engine, Image, Request, Scenario, Speculative, Text
 from harness.step import CachedRow, NewRow, Step
 from harness.worker.batch_v1 import BatchV1
 from harness.worker.batch_v2 import BatchV2
+from harness.worker.forward import Execution
+from harness.worker.observation import Breach
 from harness.worker.stub_v1 import StubV1
 from harness.worker.stub_v2 import StubV2
 from harness.worker.traits import Traits, TraitsV2
@@ -27,7 +31,11 @@ def text(length: int, stream: int = 0, **rest: object) -> Request:
 
 def picture(before: int, after: int) -> Request:
     """Text, image 0, text."""
-    parts = (Text(0, 0, before), Image(0), *((Text(0, before, after),) if after else ()))
+    parts = (
+        *((Text(0, 0, before),) if before else ()),
+        Image(0),
+        *((Text(0, before, after),) if after else ()),
+    )
     return Request(prompt=parts, max_tokens=16)
 
 
@@ -88,8 +96,10 @@ def step(
     )
 
 
-def batch(known: dict[str, Reference], *, asynchronous: bool = False, pipeline: bool = False) -> BatchV1:
-    return BatchV1(known, async_scheduling=asynchronous, pipeline=pipeline)
+def batch(
+    known: dict[str, Reference], *, asynchronous: bool = False, pipeline: bool = False, **traits: Any
+) -> BatchV1:
+    return BatchV1(known, async_scheduling=asynchronous, pipeline=pipeline, traits=Traits(**traits))
 
 
 def stub(known: dict[str, Reference], engine: Engine = ENGINE, **traits: Any) -> StubV1:
@@ -102,3 +112,23 @@ def batch_v2(known: dict[str, Reference], engine: Engine = ENGINE, **traits: Any
 
 def stub_v2(known: dict[str, Reference], engine: Engine = ENGINE, **traits: Any) -> StubV2:
     return StubV2(engine, known, TraitsV2(**traits))
+
+
+def breaches(execution: Execution) -> list[str]:
+    """What a step met that broke the runner's contract."""
+    return [seen.kind for seen in execution.observations if isinstance(seen, Breach)]
+
+
+def true(reference: Reference, start: int, stop: int) -> list[int]:
+    """The tokens of positions [start, stop)."""
+    return [reference.token(position) for position in range(start, stop)]
+
+
+ONE = references(text(6))
+R0 = ONE["r0"]
+EAGLE = replace(ENGINE, speculative=Speculative("eagle", 2))
+NGRAM = replace(ENGINE, speculative=Speculative("ngram", 2))
+SEEN = references(picture(4, 4), images=(6,))
+"""r0: text [0, 4), image [4, 10), text [10, 14)."""
+PICTURE = SEEN["r0"]
+TABLE = (1, 2, 3, 4)

@@ -17,9 +17,9 @@ def tokens(reference, start, stop):
     return [reference.token(position) for position in range(start, stop)]
 
 
-def started(known=ONE, *, asynchronous=False, computed=6):
+def started(known=ONE, *, asynchronous=False, computed=6, **traits):
     """A batch in which r0's prompt was computed, and its first token sampled."""
-    made = batch(known, asynchronous=asynchronous)
+    made = batch(known, asynchronous=asynchronous, **traits)
     made.update(step(new(known["r0"], (1, 2)), tokens=computed))
     made.settle({"r0": 0})
     made.keep({"r0": [known["r0"].token(6)]})
@@ -215,6 +215,30 @@ def test_async_the_device_goes_on_where_it_stopped(accepted, start):
     assert made.requests["r0"].computed == 9, "the main gather sees the optimistic count"
     made.settle({"r0": start})
     assert made.requests["r0"].computed == start, "the drafter's sees the corrected one"
+
+
+@pytest.mark.parametrize(("counted", "start"), [(True, 7), (False, 9)], ids=["from 0.14", "to 0.13"])
+def test_async_drafts_that_a_row_comes_back_with(counted, start):
+    """Both are rejected: the next step goes on behind what was sampled, or where the scheduler believes."""
+    made = started(asynchronous=True, counts_are_optimistic=False, returning_drafts_are_counted=counted)
+    made.update(step())
+    drafts = {"r0": (-1, -1)}
+    made.update(step(cached(6, outputs=1, tokens=tokens(R0, 0, 7)), tokens=3, drafts=drafts))
+    made.settle({"r0": 6})
+    made.keep({"r0": tokens(R0, 7, 8)})
+    made.update(step(cached(9, outputs=4), tokens=3, drafts=drafts))
+    assert made.start("r0") == start
+
+
+def test_async_drafts_verified_without_a_sample_fail():
+    """The runner looks up how many were accepted; up to 0.18 it must find the request."""
+    made = started(asynchronous=True, counts_are_optimistic=False)
+    drafted = step(cached(6, outputs=1), tokens=3, drafts={"r0": (-1, -1)})
+    made.update(drafted)
+    made.keep({"r0": []})
+    with pytest.raises(RunnerFailure):
+        made.update(drafted)
+    assert kinds(made) == [("drafts-without-a-sample", True)]
 
 
 def test_async_without_drafts_the_scheduler_s_count_holds():

@@ -90,3 +90,10 @@ def test_a_copy_is_of_the_whole_block(memory):
     memory.copy_blocks([(3, 5), (2, 3)])
     assert memory.mismatches(0, memory.slots(0, [5], 0, 4), contents(1, 2, 3, 4)).tolist() == []
     assert memory.describe(12) == "unwritten"
+
+
+def test_a_missing_block_is_not_spoiled(memory):
+    """Slot -1 is nobody's, and not the last one of the cache."""
+    memory.spoil(memory.slots(0, [7], 0, 4))
+    assert memory.is_spoiled(memory.slots(0, [7], 3, 4))
+    assert not memory.is_spoiled(memory.slots(0, [], 0, 4))

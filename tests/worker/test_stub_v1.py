@@ -9,39 +9,41 @@ from msgspec.structs import replace
 
 from harness.model import EOS, VOCABULARY, wrong_token
 from harness.peers.orders import LoadOrder, Orders, SendOrder
-from harness.scenario import Chunked, Connector, Full, Grammar, Mamba, Speculative
+from harness.scenario import Chunked, Connector, Encoder, Full, Grammar, Mamba
 from harness.step import copy_step
 from harness.verdict import HarnessError
 from harness.worker import masks
 from harness.worker.observation import (
-    Breach,
     EncoderMiss,
     KvMismatch,
     MaskMismatch,
     RunnerFailure,
     SentMismatch,
 )
-from worker.steps import ENGINE, cached, new, picture, references, step, stub, text
+from worker.steps import (
+    EAGLE,
+    ENGINE,
+    NGRAM,
+    ONE,
+    PICTURE,
+    R0,
+    SEEN,
+    TABLE,
+    breaches,
+    cached,
+    new,
+    picture,
+    references,
+    step,
+    stub,
+    text,
+    true,
+)
 
-ONE = references(text(6))
-R0 = ONE["r0"]
-EAGLE = replace(ENGINE, speculative=Speculative("eagle", 2))
-NGRAM = replace(ENGINE, speculative=Speculative("ngram", 2))
 WINDOW = replace(ENGINE, sliding_window=3)
 CHUNKED = replace(ENGINE, kv_cache_groups=(Chunked(4), Full()))
 MAMBA = replace(ENGINE, kv_cache_groups=(Full(), Mamba()), enable_prefix_caching=False)
-SEEN = references(picture(4, 4), images=(6,))
-"""r0: text [0, 4), image [4, 10), text [10, 14)."""
-PICTURE = SEEN["r0"]
-TABLE = (1, 2, 3, 4)
-
-
-def breaches(execution):
-    return [seen.kind for seen in execution.observations if isinstance(seen, Breach)]
-
-
-def true(reference, start, stop):
-    return [reference.token(position) for position in range(start, stop)]
+ACROSS = replace(ENGINE, encoder=Encoder(is_encoder_decoder=True))
 
 
 # -- target ------------------------------------------------------------------------------------
@@ -95,6 +97,8 @@ def test_a_wrong_total_fails(total):
         (step(new(R0, (1, 99)), tokens=6), "block-beyond-cache"),
         (step(new(R0, (1, 2)), tokens=6, encode={"r0": (0,)}), "unknown-encoder-input"),
         (step(new(R0, (1, 2)), tokens=6, encode={"r9": (0,)}), "unknown-encoder-input"),
+        (step(new(R0, (1, 2)), tokens=6, zeroed=(16,)), "block-beyond-cache"),
+        (step(new(R0), tokens=6), "tables-differ"),
     ],
 )
 def test_what_does_not_exist_fails(gross, kind):
@@ -102,6 +106,13 @@ def test_what_does_not_exist_fails(gross, kind):
     with pytest.raises(RunnerFailure):
         worker.execute(gross)
     assert [(seen.kind, seen.fails) for seen in worker.observations] == [(kind, True)]
+
+
+def test_tables_of_groups_that_there_are_not_are_left_alone():
+    worker = stub(ONE)
+    worker.execute(step(new(R0, (1,), (7,)), tokens=4))
+    execution = worker.execute(step(cached(4, (2,), (8,)), tokens=2))
+    assert (execution.sampled, breaches(execution)) == ({"r0": true(R0, 6, 7)}, ["tables-differ"])
 
 
 @pytest.mark.parametrize(
@@ -204,6 +215,22 @@ def test_no_image_in_the_window_no_lookup():
     assert worker.execute(step(new(PICTURE, TABLE), tokens=4)).observations == ()
 
 
+@pytest.mark.parametrize("lacks", ["nothing", "input", "data"])
+def test_an_encoder_decoder_model_reads_what_the_first_step_encodes(lacks):
+    """Per request: the same image encoded for another one is of no use. The runner looks for nothing."""
+    known = references(picture(0, 4), picture(0, 4), images=(6,))
+    worker = stub(known, ACROSS)
+    worker.execute(step(new(known["r1"], TABLE, request="r1"), tokens={"r1": 10}, encode={"r1": (0,)}))
+    row = dataclasses.replace(new(known["r0"], (5, 6, 7)), stripped=(0,) if lacks == "data" else ())
+    execution = worker.execute(step(row, tokens=10, encode={} if lacks == "input" else {"r0": (0,)}))
+    reasons = {"input": "never encoded", "data": "sent without the data that its encoder needs"}
+    reason = reasons.get(lacks)
+    missed = () if reason is None else (EncoderMiss("r0", "image-0", "target", reason, fails=False),)
+    assert execution.observations == missed
+    later = worker.execute(step(cached(10, outputs=1), tokens=1, free=("image-0",)))
+    assert later.observations == ()
+
+
 @pytest.mark.parametrize(
     ("tokens", "falls_back", "fails"),
     [
@@ -278,6 +305,24 @@ def test_the_script_cycles_over_drafting_steps():
 
 def test_ngram_drafts_are_as_long_as_the_match():
     assert [len(drafting(n, engine=NGRAM)[0].take_drafts()["r0"]) for n in (0, 1, 2)] == [0, 2, 2]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize(("count", "drafts"), [(2, 2), (1, 2)])
+def test_drafts_only_is_a_breach(asynchronous, count, drafts):
+    """The runner samples from what lies before the request's tokens, and may raise."""
+    worker, _ = drafting(2, engine=replace(EAGLE, async_scheduling=asynchronous))
+    execution = worker.execute(step(cached(6, outputs=1), tokens=count, drafts={"r0": (-1,) * drafts}))
+    assert breaches(execution) == ["drafts-fill-step"]
+
+
+def test_async_more_drafts_than_were_made_is_a_breach():
+    worker, reference = drafting(2, engine=replace(EAGLE, async_scheduling=True))
+    execution = worker.execute(step(cached(6, outputs=1), tokens=4, drafts={"r0": (-1, -1, -1)}))
+    assert (execution.sampled, breaches(execution)) == (
+        {"r0": true(reference, 7, 10)},
+        ["more-drafts-than-made"],
+    )
 
 
 def test_drafts_before_the_first_step_are_none():

@@ -3,26 +3,27 @@
 import pytest
 from msgspec.structs import replace
 
-from harness.scenario import Speculative
-from harness.worker.observation import Breach, EncoderMiss, KvMismatch, RunnerFailure
-from worker.steps import ENGINE, cached, new_v2, picture, references, step, stub_v2, text
+from harness.worker.observation import EncoderMiss, KvMismatch, RunnerFailure
+from worker.steps import (
+    EAGLE,
+    ENGINE,
+    NGRAM,
+    ONE,
+    PICTURE,
+    R0,
+    SEEN,
+    TABLE,
+    breaches,
+    cached,
+    new_v2,
+    references,
+    step,
+    stub_v2,
+    text,
+    true,
+)
 
-ONE = references(text(6))
-R0 = ONE["r0"]
-EAGLE = replace(ENGINE, speculative=Speculative("eagle", 2))
-NGRAM = replace(ENGINE, speculative=Speculative("ngram", 2))
-SEEN = references(picture(4, 4), images=(6,))
-"""r0: text [0, 4), image [4, 10), text [10, 14)."""
-PICTURE = SEEN["r0"]
-TABLE = (1, 2, 3, 4)
-
-
-def breaches(execution):
-    return [seen.kind for seen in execution.observations if isinstance(seen, Breach)]
-
-
-def true(reference, start, stop):
-    return [reference.token(position) for position in range(start, stop)]
+WINDOW = replace(ENGINE, sliding_window=3)
 
 
 # -- target ------------------------------------------------------------------------------------
@@ -128,10 +129,10 @@ def test_the_drafter_looks_one_token_ahead(falls_back, skip):
 # -- drafts ------------------------------------------------------------------------------------
 
 
-def drafting(*acceptance, engine=EAGLE, length=6):
+def drafting(*acceptance, engine=EAGLE, length=6, **traits):
     """A worker whose r0 has just sampled its first token; the worker and the truth."""
     known = references(text(length, acceptance=acceptance))
-    worker = stub_v2(known, engine)
+    worker = stub_v2(known, engine, **traits)
     worker.execute(step(new_v2(known["r0"], tuple(range(1, 9))), tokens=length))
     return worker, known["r0"]
 
@@ -184,7 +185,39 @@ def test_drafts_only_is_a_failure():
     worker, _ = drafting(2)
     with pytest.raises(RunnerFailure):
         worker.execute(step(cached(6), tokens=2, drafts={"r0": (-1, -1)}))
-    assert [seen.kind for seen in worker.observations] == ["drafts-fill-step"]
+    assert [(seen.kind, seen.fails) for seen in worker.observations] == [("drafts-fill-step", True)]
+
+
+@pytest.mark.parametrize(("count", "drafts"), [(2, 2), (1, 2)])
+def test_up_to_0_28_drafts_only_is_a_breach(count, drafts):
+    worker, _ = drafting(2, drafts_are_bounded=False)
+    execution = worker.execute(step(cached(6), tokens=count, drafts={"r0": (-1,) * drafts}))
+    assert breaches(execution) == ["drafts-fill-step"]
+
+
+def test_more_drafts_than_there_are_is_a_breach_in_every_release():
+    worker, _ = drafting(2)
+    execution = worker.execute(step(cached(6), tokens=4, drafts={"r0": (-1, -1, -1)}))
+    assert breaches(execution) == ["more-drafts-than-made"]
+
+
+def test_padding_that_ends_in_the_prefill_is_not_fed():
+    """Drafts that nobody made, but the prompt's own tokens stand in their place."""
+    known = references(text(10))
+    worker = stub_v2(known, EAGLE)
+    worker.execute(step(new_v2(known["r0"], TABLE), tokens=4, skip_drafts=True))
+    execution = worker.execute(step(cached(4), tokens=3, drafts={"r0": (-1, -1)}))
+    assert (execution.sampled, execution.observations) == ({"r0": []}, ())
+
+
+@pytest.mark.parametrize(("tables", "fails"), [(((1, 2),), True), (((1, 2), (3, 4), (5, 6)), False)])
+def test_block_tables_for_another_number_of_groups(tables, fails):
+    worker = stub_v2(ONE, WINDOW)
+    if fails:
+        with pytest.raises(RunnerFailure):
+            worker.execute(step(new_v2(R0, *tables), tokens=6))
+    else:
+        assert worker.execute(step(new_v2(R0, *tables), tokens=6)).sampled == {"r0": true(R0, 6, 7)}
 
 
 def test_async_counts_run_ahead():

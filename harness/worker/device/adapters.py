@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from harness.model import adapter_value
-from harness.scenario import MAX_STREAMS
+from harness.scenario import MAX_LORAS
 from harness.worker.device.integers import signed
 
-_VALUES = torch.tensor([signed(adapter_value(lora)) for lora in range(MAX_STREAMS + 1)], dtype=torch.int64)
+_VALUES = torch.tensor([signed(adapter_value(lora)) for lora in range(MAX_LORAS + 1)], dtype=torch.int64)
 
 
 class Adapters:

@@ -2,13 +2,10 @@
 
 The scheduler has a configuration of its own (`harness.build`), the same for every worker; the two agree on every
 number that both read. A ModelConfig is real here: the runner asks it more than a stand-in could know. It reads a
-`config.json` that we write, and finds our classes in vLLM's registry; nothing is downloaded and no class is
+`config.json` of ours, and finds our classes in vLLM's registry; nothing is downloaded and no class is
 inspected in another process.
 """
 
-import functools
-import json
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -37,12 +34,14 @@ def architecture(engine: Engine) -> str:
     return "Schedfuzz" + "Image" * bool(engine.encoder) + "Pooling" * pools + "Target"
 
 
-@functools.cache
-def _checkpoint(architecture: str) -> str:
-    """A folder with the configuration of a model that has no weights."""
-    settings = {
+CHECKPOINT = Path(__file__).parent / "checkpoint"
+"""A model without weights. Its `config.json` says a type that transformers knows, of which nothing is used; vLLM puts
+in the rest (`_settings`) when it reads the file."""
+
+
+def _settings(architecture: str) -> dict[str, Any]:
+    return {
         "architectures": [architecture],
-        "model_type": "llama",  # one that transformers knows; nothing of it is used
         "hidden_size": WIDTH,
         "intermediate_size": WIDTH,
         "num_attention_heads": 1,
@@ -53,17 +52,15 @@ def _checkpoint(architecture: str) -> str:
         "max_position_embeddings": 2 * MAX_MODEL_LEN,
         "torch_dtype": "float32",
     }
-    folder = Path(tempfile.mkdtemp(prefix="schedfuzz-model-"))
-    (folder / "config.json").write_text(json.dumps(settings), encoding="utf-8")
-    return str(folder)
 
 
 def _model_config(name: str, engine: Engine, runner: str = "generate") -> Any:
     from vllm.config import ModelConfig
 
     config = ModelConfig(
-        model=_checkpoint(name),
-        tokenizer=_checkpoint(name),
+        model=str(CHECKPOINT),
+        tokenizer=str(CHECKPOINT),
+        hf_overrides=_settings(name),
         skip_tokenizer_init=True,
         dtype="float32",
         max_model_len=engine.max_model_len,

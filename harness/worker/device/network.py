@@ -86,7 +86,7 @@ class Body(nn.Module):  # type: ignore[misc]
         self.embed_tokens = nn.Embedding(VOCABULARY, WIDTH)
         self.embed_tokens.weight.requires_grad_(False).zero_()[:, 0] = torch.arange(VOCABULARY)
         self.memories = nn.ModuleList(
-            (State if group == Mamba() else Memory)(vllm_config, number, group)
+            (State if isinstance(group, Mamba) else Memory)(vllm_config, number, group)
             for number, group in groups.items()
         )
 
@@ -112,8 +112,6 @@ class _Network(nn.Module):  # type: ignore[misc]
         if multimodal_embeddings is not None and len(multimodal_embeddings):
             rows[is_multimodal.to(rows.device)] = torch.cat(tuple(multimodal_embeddings)).to(rows)
         return rows
-
-    get_input_embeddings = embed_input_ids  # its name up to 0.12
 
     def _rows(self, input_ids: torch.Tensor) -> torch.Tensor:
         """CUDA's embedding asserts by itself, without the synchronization that a check would take."""
@@ -191,8 +189,6 @@ class _MultiModal(SupportsMultiModal):  # type: ignore[misc]
     def embed_multimodal(self, **features: Any) -> list[torch.Tensor]:
         """vLLM's hook: one [length, WIDTH] for each item."""
         return [item.reshape(-1, WIDTH).to(torch.float32) for item in features[FIELD]]
-
-    get_multimodal_embeddings = embed_multimodal  # its name up to 0.12
 
     def get_language_model(self) -> Any:
         return self

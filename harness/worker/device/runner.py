@@ -108,9 +108,14 @@ def _prepare() -> None:
     on_cpu = config.device_type() == "cpu"
     if on_cpu:
         _run_on_host()
-    rendezvous = Path(tempfile.mkdtemp(prefix="schedfuzz-rendezvous-")) / "file"
-    with set_current_vllm_config(VllmConfig(device_config=DeviceConfig(device=config.device_type()))):
-        init_distributed_environment(1, 0, rendezvous.as_uri(), 0, "gloo" if on_cpu else "nccl")
+    with (
+        tempfile.TemporaryDirectory(
+            prefix="schedfuzz-rendezvous-"
+        ) as folder,  # of one process: over once it is made
+        set_current_vllm_config(VllmConfig(device_config=DeviceConfig(device=config.device_type()))),
+    ):
+        rendezvous = (Path(folder) / "file").as_uri()
+        init_distributed_environment(1, 0, rendezvous, 0, "gloo" if on_cpu else "nccl")
         ensure_model_parallel_initialized(1, 1)
     # Older runners collect garbage while they load a model, which takes 100 ms with all of vLLM on the heap.
     gc.freeze()

@@ -72,7 +72,7 @@ class State(Layer):
     backend = StateBackend
 
     def bind_kv_cache(self, kv_cache: torch.Tensor) -> None:
-        """vLLM's hook, from 0.28 on: pages of bytes, [blocks, 1, 1, bytes]. Before, vLLM sets a list of states."""
+        """vLLM's hook, from 0.27.1 on: pages of bytes, [blocks, 1, 1, bytes]. Before, vLLM sets a list of states."""
         self.kv_cache = (kv_cache.flatten(1).view(torch.float32),)
 
     @property
