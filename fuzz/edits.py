@@ -89,7 +89,13 @@ def with_identities(scenario: Scenario, number: dict[int, int]) -> Scenario:
         return replace(old, identity=order.index(number.get(old.identity, old.identity)))
 
     requests = tuple(replace(r, prompt=tuple(map(part, r.prompt))) for r in scenario.requests)
-    return replace(scenario, requests=requests, images=tuple(scenario.images[old] for old in order))
+    scenario = replace(scenario, requests=requests, images=tuple(scenario.images[old] for old in order))
+    connector = scenario.engine.ec_connector
+    if connector is None:
+        return scenario
+    kept = {number.get(old, old) for old in connector.stored} & set(order)
+    stored = tuple(sorted(map(order.index, kept)))
+    return with_engine(scenario, ec_connector=replace(connector, stored=stored))
 
 
 def with_runner(scenario: Scenario, model_runner: str | None) -> Scenario:

@@ -16,6 +16,7 @@ from harness.model import EOS, STOP
 from harness.scenario import (
     Chunk,
     Chunked,
+    EncoderConnector,
     Engine,
     Group,
     Image,
@@ -116,7 +117,7 @@ def _configuration(scenario: Scenario) -> Iterator[str]:
     lines = [
         f"  {field.name} = {_value(getattr(engine, field.name))}"
         for field in fields(Engine)
-        if field.name not in ("speculative", "encoder", "connector", "kv_cache_groups")
+        if field.name not in ("speculative", "encoder", "connector", "kv_cache_groups", "ec_connector")
         and getattr(engine, field.name) != getattr(default, field.name)
     ]
     if engine.kv_cache_groups:
@@ -137,10 +138,20 @@ def _configuration(scenario: Scenario) -> Iterator[str]:
         lines += [
             f"  kv_transfer_config.{name} = {value}" for name, value in asdict(engine.connector).items()
         ]
+    if engine.ec_connector is not None:
+        lines.append(f"  ec_transfer_config.ec_role = {engine.ec_connector.ec_role}")
+        lines.append(f"  {_outside(engine.ec_connector)}")
     if scenario.step_delays:
         delays = ", ".join(map(str, scenario.step_delays))
         lines.append(f"  results are ready after, in turn and again from the first: {delays} iterations")
     yield from lines or ["  (none)"]
+
+
+def _outside(connector: EncoderConnector) -> str:
+    if not connector.stored:
+        return "no encoder output is outside at first"
+    told = f"encoder outputs outside: {', '.join(map(image_hash, connector.stored))}"
+    return told + (f", fetched in {_count(connector.latency, 'pass')}" if connector.latency else "")
 
 
 def _group(group: Group) -> str:
@@ -191,6 +202,8 @@ def _request(scenario: Scenario, index: int, items: Items) -> str:
         told.append(f"cache_salt {request.cache_salt}")
     if request.lora:
         told.append(f"LoRA adapter {request.lora}")
+    if request.prompt_logprobs:
+        told.append("wants its prompt's logprobs")
     if request.skip_reading_prefix_cache:
         told.append("skips reading the prefix cache")
     for name, position in (("EOS", request.eos_at), ("a stop token", request.stop_at)):
@@ -267,6 +280,7 @@ def _is_idle(entry: Entry) -> bool:
             or entry.finished
             or entry.preempted
             or entry.freed_encoder
+            or entry.encoder_loads
             or entry.loads
             or entry.sends
         )
@@ -317,6 +331,7 @@ def _step(scenario: Scenario, entry: Dispatched, items: Items) -> Iterator[str]:
     for what, names in (
         ("preempted", entry.preempted),
         ("worker drops the encoder output of", entry.freed_encoder),
+        ("worker loads the encoder output of", entry.encoder_loads),
         ("worker is told the end of", entry.finished),
         ("begins to be sent", entry.sends),
     ):
@@ -411,4 +426,5 @@ def _violation(entry: Violated, violations: dict[str, Violation]) -> Iterator[st
 
 
 def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    plural = "es" if noun.endswith("s") else "s"
+    return f"{number} {noun}{'' if number == 1 else plural}"

@@ -27,6 +27,7 @@ from harness.scenario import (
     Chunked,
     Connector,
     Encoder,
+    EncoderConnector,
     Engine,
     Full,
     Grammar,
@@ -140,6 +141,9 @@ def _engine(rng: Random, weights: Weights, block_size: BlockSize, images: tuple[
         model_runner="v2" if "v2_runner" in weights else "v1",
         max_loras=rng.choice((1, 1, 2, 3)) if "lora" in weights else 0,
         pipeline_parallel_size=_stages(rng, weights),
+        ec_connector=new_encoder_connector(rng, weights, images) if _finds_outputs(rng, weights) else None,
+        # Seldom: little else goes with it.
+        runner_type="pooling" if rng.random() < 0.3 and chance(rng, weights, "pooling") else "generate",
     )
     window, groups = canonical_groups(engine)  # a pool is tight for what is left of the groups
     engine = replace(engine, sliding_window=window, kv_cache_groups=groups)
@@ -216,6 +220,22 @@ def _connects(rng: Random, weights: Weights) -> bool:
     """Whether the engine has a connector: it would win over what it does not go with."""
     return "connector" in weights and (
         not weights.keys() & {"groups", "mamba_cache", "v2_runner"} or rng.random() < 0.5
+    )
+
+
+def _finds_outputs(rng: Random, weights: Weights) -> bool:
+    """Whether there is an encoder-cache connector: it would win over the V2 runner."""
+    return chance(rng, weights, "ec_connector") and ("v2_runner" not in weights or rng.random() < 0.5)
+
+
+def new_encoder_connector(rng: Random, weights: Weights, images: tuple[int, ...]) -> EncoderConnector:
+    """About half of the images are outside, where others look for room."""
+    stored = tuple(image for image in range(len(images)) if rng.random() < 0.6)
+    slow = stored and chance(rng, weights, "ec_latency")
+    return EncoderConnector(
+        ec_role="ec_both" if chance(rng, weights, "ec_both") else "ec_consumer",
+        stored=stored,
+        latency=rng.choice((1, 1, 2, 3, 6)) if slow else 0,
     )
 
 
@@ -300,6 +320,7 @@ def _answers(rng: Random, weights: Weights, engine: Engine, request: Request, ro
         min_tokens=least if chance(rng, weights, "min_tokens") else 0,
         cache_salt=rng.randint(0, 2) if chance(rng, weights, "cache_salt") else 0,
         skip_reading_prefix_cache=chance(rng, weights, "skip_prefix"),
+        prompt_logprobs=chance(rng, weights, "prompt_logprobs"),
         lora=rng.choice((1, 1, 2, 2, 3, 4)) if chance(rng, weights, "lora") else 0,
         priority=rng.randint(-2, 2) if chance(rng, weights, "priority") else 0,
         eos_at=eos_at,

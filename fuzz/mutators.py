@@ -20,6 +20,7 @@ from fuzz.edits import (
 from fuzz.generate import (
     KV_ROLES,
     interesting_lengths,
+    new_encoder_connector,
     new_grammar,
     new_group,
     new_load,
@@ -124,6 +125,19 @@ def change_encoder(rng: Random, scenario: Scenario) -> Scenario:
     sums = [one + other for one in (0, *scenario.images) for other in scenario.images] or [64]
     value = tweak(rng, rng.choice((getattr(old, name), *sums)), 1, MAX_MODEL_LEN)
     return with_engine(scenario, encoder=replace(old, **{name: value}))
+
+
+def change_encoder_connector(rng: Random, scenario: Scenario) -> Scenario:
+    """An encoder-cache connector, another one, or none."""
+    old = scenario.engine.ec_connector
+    if old is not None and rng.random() < 0.2:
+        return with_engine(scenario, ec_connector=None)
+    weights = {"ec_both": 0.5, "ec_latency": 0.5}
+    new = new_encoder_connector(rng, weights, scenario.images)
+    if old is not None and rng.random() < 0.5:
+        name = rng.choice(("ec_role", "stored", "latency"))
+        new = replace(old, **{name: getattr(new, name)})
+    return with_engine(scenario, ec_connector=new)
 
 
 def change_connector(rng: Random, scenario: Scenario) -> Scenario:
@@ -233,6 +247,10 @@ def flip_skip_prefix(rng: Random, scenario: Scenario) -> Scenario:
     )
 
 
+def flip_prompt_logprobs(rng: Random, scenario: Scenario) -> Scenario:
+    return any_request(rng, scenario, lambda r: replace(r, prompt_logprobs=not r.prompt_logprobs))
+
+
 def change_priority(rng: Random, scenario: Scenario) -> Scenario:
     scenario = with_engine(scenario, policy="priority")
     return any_request(rng, scenario, lambda r: replace(r, priority=tweak(rng, r.priority, -3, 3)))
@@ -256,4 +274,5 @@ _CHOICES: tuple[tuple[str, tuple[object, ...]], ...] = (
     ("interleaving", ("engine", "free")),
     ("model_runner", ("v1", "v2")),
     ("pipeline_parallel_size", (1, 2, 3, 4)),
+    ("runner_type", ("generate", "pooling")),
 )

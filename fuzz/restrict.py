@@ -149,6 +149,16 @@ def _without_hybrid_failures(scenario: Scenario) -> Scenario:
     return _without_failed_loads(scenario) if scenario.engine.sliding_window else scenario
 
 
+def _encoder_connector(**values: object) -> Callable[[Scenario], Scenario]:
+    def turn_off(scenario: Scenario) -> Scenario:
+        connector = scenario.engine.ec_connector
+        if connector is None:
+            return scenario
+        return _engine_field(ec_connector=replace(connector, **values))(scenario)
+
+    return turn_off
+
+
 def _without_stops(scenario: Scenario) -> Scenario:
     requests = (replace(r, ignore_eos=False, eos_at=None, stop_at=None) for r in scenario.requests)
     return replace(scenario, requests=tuple(requests))
@@ -224,6 +234,11 @@ _OFF: dict[str, Callable[[Scenario], Scenario]] = {
     "failed_load": _without_failed_loads,
     "load_failure_policy": _without_failure_policy,
     "hybrid_connector": _without_hybrid_connector,
+    "ec_connector": _engine_field(ec_connector=None),
+    "ec_both": _encoder_connector(ec_role="ec_consumer"),
+    "ec_latency": _encoder_connector(latency=0),
+    "pooling": _engine_field(runner_type="generate"),
+    "prompt_logprobs": _request_field(prompt_logprobs=False),
     "streaming": _request_field(chunks=None),
     "reused_ids": _request_field(same_id_as=None),
     "hybrid_failed_load": _without_hybrid_failures,

@@ -133,6 +133,7 @@ def _default_engine(current: Scenario) -> Generator[Scenario, Scenario, None]:
         for inner in getattr(get(current, ("engine", name)), "__struct_fields__", ()):
             nested: Any = get(current, ("engine", name))
             current = yield put(current, ("engine", name, inner), getattr(type(nested)(), inner))
+    yield from _drop_items(current, ("engine", "ec_connector", "stored"))
 
 
 def _default_with_pool(current: Scenario) -> Generator[Scenario, Scenario, None]:
@@ -311,6 +312,7 @@ def _engine_places(scenario: Scenario) -> list[Place]:
     paths: list[Path] = [("engine", name) for name in Engine.__struct_fields__ if name != "block_size"]
     paths += [("engine", "speculative", "num_speculative_tokens")]
     paths += [("engine", "encoder", name) for name in Encoder.__struct_fields__]
+    paths += [("engine", "ec_connector", "latency")]
     schedule = get(scenario, _SCHEDULE) or ()
     paths += [(*_SCHEDULE, index) for index in range(len(schedule))]
     groups = range(len(scenario.engine.kv_cache_groups))

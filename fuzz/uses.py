@@ -36,6 +36,9 @@ def uses(scenario: Scenario) -> list[str]:
         "min_tokens": any(request.min_tokens for request in scenario.requests),
         "connector": engine.connector is not None,
         "loads": any(request.load for request in scenario.requests),
+        "encoder-cache connector": engine.ec_connector is not None,
+        "pooling": engine.runner_type == "pooling",
+        "prompt logprobs": any(request.prompt_logprobs for request in scenario.requests),
         "failing loads": any(request.load and request.load.failed for request in scenario.requests),
         "sends": any(request.send is not None for request in scenario.requests),
     }

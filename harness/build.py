@@ -20,7 +20,7 @@ from harness.kv_groups import grouped
 from harness.limits import batches_in_flight, scheduler_fields
 from harness.peers.events import Listener
 from harness.peers.grammar import Grammars
-from harness.scenario import Connector, Engine, Scenario
+from harness.scenario import Connector, EncoderConnector, Engine, Scenario
 from harness.verdict import HarnessError
 
 
@@ -52,7 +52,6 @@ class ModelStandIn:
     for the drift test.
     """
 
-    runner_type = "generate"
     is_encoder_decoder = False
     is_hybrid = False
     is_moe = False
@@ -72,8 +71,9 @@ class ModelStandIn:
     model = served_model_name = "stand-in"
     hf_config = types.SimpleNamespace(model_type="stand-in")
 
-    def __init__(self, max_model_len: int) -> None:
+    def __init__(self, max_model_len: int, runner_type: str = "generate") -> None:
         self.max_model_len = max_model_len
+        self.runner_type = runner_type
         self.unknown: set[str] = set()
 
     def __getattr__(self, name: str) -> None:
@@ -156,7 +156,7 @@ def vllm_config(engine: Engine) -> Any:
         raise Rejected(" ".join(str(error).split())[:400]) from error
     if getattr(config, "use_v2_model_runner", False) != (engine.model_runner == "v2"):
         raise HarnessError("made without the engine's compat.model_runner")
-    config.model_config = ModelStandIn(engine.max_model_len)
+    config.model_config = ModelStandIn(engine.max_model_len, engine.runner_type)
     config.speculative_config = _speculative_config(engine)
     if engine.model_runner == "v2" and (unsupported := compat.v2_unsupported(config)):
         # VllmConfig says so itself when it is made; it did not know the drafter then.
@@ -202,6 +202,8 @@ def _settle(config: Any, engine: Engine) -> None:
     config.cache_config.enable_prefix_caching = engine.enable_prefix_caching
     config.cache_config.block_size = engine.block_size
     config.cache_config.num_gpu_blocks = engine.num_gpu_blocks
+    if engine.ec_connector is not None:
+        config.ec_transfer_config = ec_transfer_config(engine.ec_connector)
     if engine.enable_kv_cache_events:
         config.kv_events_config = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
     compat.fix_kv_cache_layout(config.cache_config)
@@ -218,6 +220,19 @@ def kv_transfer_config(connector: Connector) -> Any:
         kv_role=connector.kv_role,
         kv_load_failure_policy=connector.kv_load_failure_policy,
         kv_buffer_device="cpu",
+        engine_id="schedfuzz",  # the default is random
+    )
+
+
+def ec_transfer_config(connector: EncoderConnector) -> Any:
+    """vLLM's ECTransferConfig, which names our connector by its module."""
+    from vllm.config import ECTransferConfig
+
+    return compat.construct(
+        ECTransferConfig,
+        ec_connector="ScriptedEncoderConnector",
+        ec_connector_module_path="harness.peers.ec_connector",
+        ec_role=connector.ec_role,
         engine_id="schedfuzz",  # the default is random
     )
 
@@ -285,7 +300,8 @@ def engine_core(engine: Engine, executor: Any, grammars: Grammars | None = None)
     core.is_ec_consumer = True
     core.is_ec_producer = False
     core.is_mm_encoder_only = False
-    core.is_pooling_model = False
+    core.is_pooling_model = engine.runner_type == "pooling"
+    core._pooler_config_logged = True  # from 0.33; it says once what is asked of a pooler
     core.mm_receiver_cache = None
     core._weight_version = "default"
     core._idle_state_callbacks = []

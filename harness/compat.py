@@ -99,12 +99,14 @@ def block_hasher(hash_block_size: int, vllm_config: Any) -> Any:
 
 
 def set_eos(sampling_params: Any, eos_token_id: int | None) -> dict[str, Any]:
-    """Makes a request stop at EOS: on the sampling parameters from 0.17, an argument of Request before."""
+    """Makes a request stop at EOS: on the sampling parameters, if it has any, from 0.17; an argument of Request
+    before."""
     from vllm.v1.request import Request
 
     if "eos_token_id" in accepts(Request):
         return {"eos_token_id": eos_token_id}
-    sampling_params._eos_token_id = eos_token_id
+    if sampling_params is not None:
+        sampling_params._eos_token_id = eos_token_id
     return {}
 
 
@@ -181,6 +183,14 @@ def transfers_keep_the_engine_awake() -> bool:
     from vllm.v1.core.sched.scheduler import Scheduler
 
     return "connector" in Scheduler.has_finished_requests.__code__.co_names
+
+
+@functools.cache
+def encoder_connector_hears_ends() -> bool:
+    """Whether the scheduler tells an encoder-cache connector of ended requests; from 0.26."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    return "ec_connector" in Scheduler._free_request.__code__.co_names
 
 
 def attention_interfaces() -> tuple[Any, Any]:

@@ -15,9 +15,19 @@ from harness.interleaving import FreeLoop
 from harness.model import Reference
 from harness.oracles import ALL, Oracle
 from harness.peers.grammar import Grammars
-from harness.scenario import DEFAULT_DELAY, Abort, Arrive, Close, Continue, Scenario, id_in, request_id
+from harness.scenario import (
+    DEFAULT_DELAY,
+    Abort,
+    Arrive,
+    Close,
+    Continue,
+    Scenario,
+    id_in,
+    image_hash,
+    request_id,
+)
 from harness.sessions import turns
-from harness.step import copy_step
+from harness.step import Step, copy_step
 from harness.trace import Compiled, Occurred, Trace, Violated
 from harness.verdict import HarnessError, Violation
 from harness.worker.interface import Kind, Worker
@@ -81,6 +91,8 @@ class Run:
         self.world = World(scenario, known, self.core, self.grammars.ready)
         if self.world.external is not None:
             self.core.scheduler.connector.external = self.world.external
+        if self.world.encoder_store is not None:
+            self.core.scheduler.ec_connector.store = self.world.encoder_store
         self.worker = _worker(kind, scenario, self.world.references)
         self.trace = Trace()
         self.operator = Operator(
@@ -288,7 +300,7 @@ class Run:
         self._stop_if_fatal()
         self.world.executing = None
         self.world.flights.append(flight)
-        if not step.total:
+        if not step.total or self.scenario.engine.runner_type == "pooling":
             self.sample(flight, None)
         return flight
 
@@ -327,6 +339,8 @@ class Run:
         self.world.flights.remove(flight)
         if self.world.external is not None:
             self.world.external.told(flight.transfers)
+        if self.world.encoder_store is not None:
+            self.world.encoder_store.told(self._encoded(flight.step))
         delivered = [output for client in (outputs or {}).values() for output in client.outputs]
         # vLLM ends requests whose grammars fail in the order of a set, which is another one in every process.
         ranks = {request: rank for rank, request in enumerate(self.world.lives)}
@@ -340,6 +354,14 @@ class Run:
         self.trace.add(record.delivered(self.world, flight, delivered))
         self._each("delivered", flight.step, delivered)
         self._stop_if_fatal()
+
+    def _encoded(self, step: Step) -> list[str]:
+        """Hashes of the items that a step has encoded."""
+        return [
+            image_hash(self.world.references[request].items[index][2])
+            for request, indices in step.encoder_inputs.items()
+            for index in indices
+        ]
 
     # -- oracles ------------------------------------------------------------------------------------------------
 

@@ -45,16 +45,20 @@ class _Future:
 class Executor:
     """The executor seam: what EngineCore calls in place of a process with a model."""
 
+    supported_tasks = ("generate", "embed")
+    """What a pooling request may ask for is among it."""
+
     def __init__(self, run: Dispatcher) -> None:
         self._run = run
         self._pending: Flight | None = None
 
     def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:
-        """Runs the step. As in the V1 runner, the result of a step with tokens comes from `sample_tokens`."""
+        """Runs the step. As in the V1 runner, the result of a step with tokens comes from `sample_tokens`, but for a
+        pooling model's, which samples nothing."""
         if self._pending is not None:
             raise HarnessError("execute_model was called twice without sample_tokens")
         flight = self._run.dispatch(scheduler_output)
-        if flight.step.total:
+        if flight.result is None:
             self._pending = flight
             future = _Future(self._run, None)
         else:

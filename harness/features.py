@@ -42,6 +42,16 @@ def _drafts_by_batch_size(scenario: Scenario) -> bool:
     return speculative is not None and bool(speculative.num_speculative_tokens_per_batch_size)
 
 
+def _saves_encoder_outputs(scenario: Scenario) -> bool:
+    connector = scenario.engine.ec_connector
+    return connector is not None and connector.ec_role == "ec_both"
+
+
+def _fetches_encoder_outputs(scenario: Scenario) -> bool:
+    connector = scenario.engine.ec_connector
+    return connector is not None and connector.latency > 0
+
+
 OPTIONAL: Mapping[str, Callable[[Scenario], bool]] = {
     "encoder_decoder": lambda scenario: reads_across(scenario.engine),
     "groups": lambda scenario: bool(scenario.engine.kv_cache_groups) and not is_hybrid(scenario.engine),
@@ -64,6 +74,8 @@ OPTIONAL: Mapping[str, Callable[[Scenario], bool]] = {
     "watermark": lambda scenario: bool(scenario.engine.watermark),
     "prefill_interval": lambda scenario: scenario.engine.prefill_schedule_interval > 1,
     "dynamic_spec": _drafts_by_batch_size,
+    "ec_both": _saves_encoder_outputs,
+    "ec_latency": _fetches_encoder_outputs,
 }
 """By the name under which `fuzz.generate` knows the feature."""
 

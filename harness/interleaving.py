@@ -29,7 +29,8 @@ class FreeLoop:
             output = compat.schedule(core)
             executor.execute_model(output, non_block=True)
             if output.total_num_scheduled_tokens:
-                self._sample(output)
+                if not core.is_pooling_model:
+                    self._sample(output)
                 scheduled = True
             self._queue.append((output, flights[-1]))
         if not self._queue:

@@ -81,6 +81,7 @@ class Reference:
         request: Request = scenario.requests[index]
         self.request = request
         self.max_model_len = scenario.engine.max_model_len
+        self.pools = scenario.engine.runner_type == "pooling"
         self.salt = mix(SEED, request.cache_salt) if request.cache_salt else 0
         """Belongs to the identity of KV contents, not to their values: no token depends on it."""
         self.items: list[tuple[int, int, int]] = []
@@ -151,6 +152,11 @@ class Reference:
         self.token(position)
         return self.contents[position]
 
+    @property
+    def pooled(self) -> int:
+        """A pooling model's answer: the fingerprint of the whole prompt."""
+        return self.content(self.prompt_length - 1)
+
     def errs(self, position: int, num_speculative_tokens: int) -> bool:
         """Whether a drafter that has the true prefix proposes a wrong token for an output position.
 
@@ -207,6 +213,8 @@ class Reference:
         request = self.request
         if request.grammar is not None and request.grammar.fails:
             return [], "error"
+        if self.pools:
+            return [], "stop"
         outputs: list[int] = []
         while True:
             token = self.token(self.prompt_length + len(outputs))

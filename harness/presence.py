@@ -56,6 +56,14 @@ def _has_v2_runner() -> bool:
     return hasattr(VllmConfig, "use_v2_model_runner") and worker_source("cpu/buffer_utils.py").is_file()
 
 
+_EC_BASE = "vllm.distributed.ec_transfer.ec_connector.base"
+
+
+def _has_both_roles() -> bool:
+    roles = optional("vllm.config.ec_transfer", "ECRole")
+    return "ec_both" in str(roles)
+
+
 _PRESENT: Mapping[str, tuple[Callable[[], bool], str]] = {
     "groups": (
         _any_mixture_of_groups,
@@ -117,6 +125,11 @@ _PRESENT: Mapping[str, tuple[Callable[[], bool], str]] = {
     "dynamic_spec": (
         _has_field("SpeculativeConfig", DYNAMIC_DRAFTS),
         f"SpeculativeConfig.{DYNAMIC_DRAFTS} (from 0.24)",
+    ),
+    "ec_both": (_has_both_roles, "an encoder-cache connector cannot save and load (from 0.17)"),
+    "ec_latency": (
+        lambda: hasattr(optional(_EC_BASE, "ECConnectorBase"), "ensure_cache_available"),
+        "ECConnectorBase.ensure_cache_available (from 0.23)",
     ),
 }
 """Optional features (harness.features) by name: whether the loaded vLLM has it, and what it must have for that."""

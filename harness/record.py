@@ -33,6 +33,7 @@ def dispatched(world: World, step: Step) -> Dispatched:
             for request, source, blocks, computed in rows
         ),
         copies=step.copies,
+        encoder_loads=step.encoder_loads,
         finished=step.finished,
         preempted=step.preempted,
         freed_encoder=step.freed_encoder,

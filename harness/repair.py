@@ -21,6 +21,7 @@ from harness.scenario import (
     MAX_MODEL_LEN,
     Chunk,
     Continue,
+    EncoderConnector,
     Engine,
     Event,
     Image,
@@ -50,6 +51,8 @@ def repair(scenario: Scenario) -> Scenario:
     )
     if not any(isinstance(part, Image) for request in requests for part in request.prompt):
         images = ()
+    if engine.ec_connector is not None:
+        engine = replace(engine, ec_connector=_repair_stored(engine.ec_connector, len(images)))
     timeline = repair_timeline(scenario.timeline, requests)
     return replace(
         scenario,
@@ -81,8 +84,11 @@ def _repair_names(scenario: Scenario, images: tuple[int, ...]) -> tuple[Request,
     """A name is of several lengths only if no item of it lies right beside another item.
 
     Up to 0.18 a block's hash does not say where in the block an item begins: two of one name side by side are the same
-    there as one that is as long as both. Whoever names items so breaks a promise himself.
+    there as one that is as long as both. Whoever names items so breaks a promise himself. An encoder-decoder model's
+    items are not kept by name; what a connector holds under a name is of one length.
     """
+    engine = scenario.engine
+    of_one_length = reads_across(engine) or engine.ec_connector is not None
     if not any(isinstance(part, Resized) for request in scenario.requests for part in request.prompt):
         return scenario.requests
     touching = {
@@ -99,8 +105,8 @@ def _repair_names(scenario: Scenario, images: tuple[int, ...]) -> tuple[Request,
             return part
         identity = part.identity % len(images)
         length = min(part.length, _longest_item(scenario.engine))
-        if identity in touching or length == images[identity] or reads_across(scenario.engine):
-            return Image(identity)  # an encoder-decoder model's items are not kept by name
+        if of_one_length or identity in touching or length == images[identity]:
+            return Image(identity)
         return Resized(identity, length)
 
     return tuple(replace(r, prompt=tuple(map(named, r.prompt))) for r in scenario.requests)
@@ -138,6 +144,12 @@ def _repair_engine(engine: Engine, images: tuple[int, ...]) -> Engine:
         # What a connector loads for a state or a chunk is its own affair; vLLM's load attention, windows included. Of
         # runners, the stub of V1 is proven with one, and without a pipeline: each stage would have a side of its own.
         engine = replace(engine, kv_cache_groups=(), model_runner="v1", pipeline_parallel_size=1)
+    if engine.runner_type == "pooling":
+        # Drafts are of what is generated. Of runners, the stub of V1 is proven, on one stage; what a connector has of a
+        # pooling model's prompts is modelled for generative ones only.
+        engine = replace(
+            engine, speculative=None, connector=None, model_runner="v1", pipeline_parallel_size=1
+        )
     if reads_across(engine):
         # SchedulerConfig, VllmConfig and the scheduler's constructor: neither goes with an encoder-decoder model.
         engine = replace(
@@ -146,11 +158,17 @@ def _repair_engine(engine: Engine, images: tuple[int, ...]) -> Engine:
             enable_chunked_prefill=False,
             speculative=None,
             connector=None,
+            ec_connector=None,
             sliding_window=0,
             kv_cache_groups=(),
             model_runner="v1",
             pipeline_parallel_size=1,
+            runner_type="generate",
         )
+    if engine.ec_connector is not None:
+        # Without a multimodal model there is nothing to load. The V2 runner has it from 0.28 on; its stub has not.
+        connector = engine.ec_connector if engine.encoder is not None else None
+        engine = replace(engine, ec_connector=connector, model_runner="v1")
     sliding_window, groups = canonical_groups(_repair_states(engine))
     # A second time: the groups that stay say how large a state's block is.
     engine = _repair_states(replace(engine, sliding_window=sliding_window, kv_cache_groups=groups))
@@ -198,9 +216,28 @@ def _repair_engine(engine: Engine, images: tuple[int, ...]) -> Engine:
     )
 
 
+def _repair_stored(connector: EncoderConnector, num_images: int) -> EncoderConnector:
+    stored = tuple(sorted({image for image in connector.stored if image < num_images}))
+    return replace(connector, stored=stored, latency=connector.latency if stored else 0)
+
+
 def _repair_request(request: Request, engine: Engine, images: tuple[int, ...]) -> Request:
-    # The front end refuses prompts that leave no room for one output token.
-    room = engine.max_model_len - 1
+    # The front end refuses prompts that leave no room for one output token, of which a pooling model has none.
+    pools = engine.runner_type == "pooling"
+    room = engine.max_model_len - (not pools)
+    if pools:
+        # PoolingParams know nothing of all this.
+        request = replace(
+            request,
+            max_tokens=1,
+            ignore_eos=False,
+            eos_at=None,
+            stop_at=None,
+            grammar=None,
+            min_tokens=0,
+            chunks=None,
+            prompt_logprobs=False,
+        )
     prompt: list[Part] = []
     for part in request.prompt:
         if isinstance(part, Image):
@@ -247,7 +284,13 @@ def _repair_request(request: Request, engine: Engine, images: tuple[int, ...]) -
         lora=request.lora if engine.max_loras else 0,
         grammar=grammar,
         chunks=chunks,
-        load=_repair_load(request.load, length, engine) if consumes else None,
+        # The V2 runner and a pipeline's last stage gather them otherwise; a session's turns have prompts of their own.
+        prompt_logprobs=request.prompt_logprobs
+        and engine.model_runner == "v1"
+        and engine.pipeline_parallel_size == 1
+        and chunks is None,
+        # vLLM's connectors find nothing for a request that reads no cached prefix, as one with prompt logprobs.
+        load=_repair_load(request.load, length, engine) if consumes and not request.prompt_logprobs else None,
         send=request.send if produces else None,
     )
 

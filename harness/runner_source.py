@@ -28,6 +28,8 @@ def runner_traits() -> Traits:
         resumed_states_are_forgotten=_resumed_states_are_forgotten(),
         masks_are_strided=_masks_are_strided(),
         one_embedding_spreads=_one_embedding_spreads(),
+        rows_keep_prompt_logprobs="in_progress_prompt_logprobs_cpu.pop("
+        not in ast.unparse(_worker_tree("gpu_input_batch.py")),
     )
 
 

@@ -121,6 +121,21 @@ class Connector(_Base, frozen=True):
     kv_load_failure_policy: Literal["recompute", "fail"] = "recompute"
 
 
+class EncoderConnector(_Base, frozen=True):
+    """vLLM's ECTransferConfig: an encoder-cache connector, whose other side holds the outputs of the images `stored`.
+
+    From 0.23 on it may have to fetch them: each takes `latency` scheduling passes from the first time that a request is
+    considered that needs it, and the request waits. `ec_both` also gives what this engine encodes, once it is known to
+    be there. (A mere producer has no language model, and so no KV cache.)
+    """
+
+    ec_role: Literal["ec_consumer", "ec_both"] = "ec_consumer"
+    stored: Annotated[
+        tuple[Annotated[int, Meta(ge=0, lt=MAX_STREAMS)], ...], Meta(max_length=MAX_STREAMS)
+    ] = ()
+    latency: Delay = 0
+
+
 class Engine(_Base, frozen=True):
     """Configuration of the engine; every name but `interleaving`, `model_runner` and `data_parallel` is vLLM's.
 
@@ -133,7 +148,8 @@ class Engine(_Base, frozen=True):
 
     `max_num_active_seqs` 0 is none; `max_loras` 0 is an engine without LoRA. `watermark` is in hundredths of all
     blocks. With `data_parallel` the engine is one rank of many, which all pace prefills (`prefill_schedule_interval`)
-    by one count of the engine's iterations.
+    by one count of the engine's iterations. A pooling model (`runner_type`) answers each request once, with what it
+    makes of the whole prompt, and generates nothing.
     """
 
     max_num_seqs: Annotated[int, Meta(ge=1, le=32)] = 4
@@ -162,6 +178,8 @@ class Engine(_Base, frozen=True):
     data_parallel: bool = False
     max_loras: Annotated[int, Meta(ge=0, le=8)] = 0
     pipeline_parallel_size: Annotated[int, Meta(ge=1, le=4)] = 1
+    ec_connector: EncoderConnector | None = None
+    runner_type: Literal["generate", "pooling"] = "generate"
 
 
 class Text(_Base, frozen=True, tag="text", tag_field="kind", array_like=True):
@@ -261,6 +279,8 @@ class Request(_Base, frozen=True):
     """Of a streaming session (`resumable`), the inputs after the first; None of any other request."""
     same_id_as: Index | None = None
     """The request whose id its client gives it, too, once that one has been aborted."""
+    prompt_logprobs: bool = False
+    """Whether the client wants to know how likely the model finds each token of the prompt but the first."""
 
 
 class Arrive(_Base, frozen=True, tag="arrive", tag_field="event"):

@@ -11,8 +11,9 @@ from typing import Any
 from harness.peers.orders import Orders
 from harness.verdict import HarnessError
 
-_NOT_MODELLED = ("ec_connector_metadata",)
-"""Connectors for encoders: no engine that the language can say makes vLLM use them."""
+_NOT_MODELLED = ("ec_manager_metadata", "aux_output_connector_metadata")
+"""Other encoder cache managers, and connectors for further outputs: no engine that the language can say makes vLLM use
+them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,8 @@ class Step:
     """Nobody can use drafts proposed after this step, so that the V2 runner proposes none (from 0.33)."""
     item_updates: Mapping[str, Mapping[int, bool]] = field(default_factory=dict)
     """Per request and item: whether it has the data for the encoder from now on (V2 runner, from 0.33)."""
+    encoder_loads: tuple[str, ...] = ()
+    """Hashes of items whose encoder outputs a connector loads."""
 
     @property
     def computed(self) -> dict[str, int]:
@@ -145,6 +148,7 @@ def copy_step(output: Any, index: int, iteration: int) -> Step:
             request: {index: data is not None for index, data in items.items()}
             for request, items in (getattr(output, "encoder_input_updates", None) or {}).items()
         },
+        encoder_loads=getattr(output.ec_connector_metadata, "loads", ()),
     )
 
 

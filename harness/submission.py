@@ -35,7 +35,9 @@ def request(
     ]
     tokens = reference.tokens[: reference.prompt_length]
     resumable = reference.request.chunks is not None
-    return _request(index, reference.request, tokens, arrival, hasher, features or None, resumable)
+    return _request(
+        index, reference.request, tokens, arrival, hasher, features or None, resumable, reference.pools
+    )
 
 
 def update(scenario: Scenario, index: int, turn: Reference | None, arrival: float, hasher: Any) -> Any:
@@ -50,11 +52,47 @@ def update(scenario: Scenario, index: int, turn: Reference | None, arrival: floa
 
 
 def _request(
-    index: int, spec: Request, tokens: list[int], arrival: float, hasher: Any, features: Any, resumable: bool
+    index: int,
+    spec: Request,
+    tokens: list[int],
+    arrival: float,
+    hasher: Any,
+    features: Any,
+    resumable: bool,
+    pools: bool = False,
 ) -> Any:
     """vLLM's Request, with what it inherits from the scenario's."""
-    from vllm.sampling_params import SamplingParams
     from vllm.v1.request import Request as VllmRequest
+
+    params, extra = (_pooling if pools else _sampling)(index, spec)
+    if resumable:
+        extra["resumable"] = True
+    return VllmRequest(
+        request_id=request_id(index if spec.same_id_as is None else spec.same_id_as),
+        prompt_token_ids=tokens,
+        sampling_params=None if pools else params,
+        pooling_params=params if pools else None,
+        arrival_time=arrival,
+        mm_features=features,
+        priority=spec.priority,
+        cache_salt=f"salt-{spec.cache_salt}" if spec.cache_salt else None,
+        lora_request=_lora_request(spec.lora),
+        block_hasher=hasher,
+        **extra,
+    )
+
+
+def _pooling(index: int, spec: Request) -> tuple[Any, dict[str, Any]]:
+    """PoolingParams as the front end completes them."""
+    from vllm.pooling_params import PoolingParams
+
+    params = PoolingParams(task="embed", skip_reading_prefix_cache=spec.skip_reading_prefix_cache or None)
+    return params, compat.set_eos(None, None)
+
+
+def _sampling(index: int, spec: Request) -> tuple[Any, dict[str, Any]]:
+    """SamplingParams, and what a release's Request wants to be told beside them."""
+    from vllm.sampling_params import SamplingParams
 
     params = SamplingParams(
         temperature=0.0,
@@ -64,23 +102,9 @@ def _request(
         ignore_eos=spec.ignore_eos,
         stop_token_ids=[STOP],
         skip_reading_prefix_cache=spec.skip_reading_prefix_cache or None,
+        prompt_logprobs=1 if spec.prompt_logprobs else None,
     )
-    extra = compat.set_eos(params, None if spec.ignore_eos else EOS)
-    if resumable:
-        extra["resumable"] = True
-    return VllmRequest(
-        request_id=request_id(index if spec.same_id_as is None else spec.same_id_as),
-        prompt_token_ids=tokens,
-        sampling_params=params,
-        pooling_params=None,
-        arrival_time=arrival,
-        mm_features=features,
-        priority=spec.priority,
-        cache_salt=f"salt-{spec.cache_salt}" if spec.cache_salt else None,
-        lora_request=_lora_request(spec.lora),
-        block_hasher=hasher,
-        **extra,
-    )
+    return params, compat.set_eos(params, None if spec.ignore_eos else EOS)
 
 
 def _lora_request(adapter: int) -> Any:

@@ -74,6 +74,8 @@ class Dispatched(_Entry, frozen=True, tag="step"):
     """Ended requests whose blocks a connector begins to send."""
     copies: tuple[tuple[int, int], ...] = ()
     """Blocks that the worker copies before anything else, (from, to)."""
+    encoder_loads: tuple[str, ...] = ()
+    """Items whose encoder outputs a connector loads."""
 
 
 class Delivered(_Entry, frozen=True, tag="update"):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness import compat, lookups
+from harness.peers.encoder_store import EncoderStore
 from harness.peers.external import External
 from harness.peers.grammar import ScriptedGrammar
 from harness.peers.orders import NOTHING, Transfers
@@ -123,6 +124,8 @@ class World:
             else None
         )
         """The connector's scheduler side, and its record, if there is a connector."""
+        self.encoder_store = EncoderStore(scenario) if scenario.engine.ec_connector else None
+        """The same of an encoder-cache connector."""
 
     @property
     def engine(self) -> Engine:

@@ -183,6 +183,30 @@ SHOWS = {
     "pipeline_preemption": lambda s: any(step.preempted and step.in_flight for step in steps(s)),
     "pipeline_free": lambda s: max(step.in_flight for step in steps(s)) > 1,
     "skip_prefix": lambda s: not any(row.computed for row in rows(s) if row.source != "running"),
+    "encoder_loads": lambda s: (
+        [step.encoder_loads for step in steps(s) if step.encoder_loads] == [("image-1",)]
+        and [row.encoder_inputs for row in rows(s) if row.encoder_inputs] == [(0,)]
+    ),
+    "encoder_saves": lambda s: (
+        [step.encoder_loads for step in steps(s) if step.encoder_loads] == [("image-0",)]
+        and [row.encoder_inputs for row in rows(s) if row.encoder_inputs] == [(0,), (1,)]
+    ),
+    "encoder_fetch": lambda s: (
+        [step.step for step in steps(s) if step.encoder_loads] == [3]
+        and not any(row.encoder_inputs for row in rows(s))
+    ),
+    "pooling": lambda s: ends(s) == {"r0": "stop", "r1": "stop"} and sampled(s) == [],
+    "pooling_prefix": lambda s: [row.computed for row in rows(s) if row.source == "new"] == [0, 16, 0],
+    "pooling_async": lambda s: ends(s) == {"r0": "stop", "r2": "stop", "r3": "stop"},
+    "pooling_free": lambda s: (
+        ends(s) == {"r0": "stop", "r1": "stop"} and any(row.encoder_inputs for row in rows(s))
+    ),
+    "prompt_logprobs": lambda s: [row.computed for row in rows(s) if row.source == "new"] == [0, 0, 0],
+    "prompt_logprobs_preemption": lambda s: any(step.preempted and step.in_flight for step in steps(s)),
+    "prompt_logprobs_skipped": lambda s: (
+        [[row.request for row in step.scheduled] for step in steps(s) if step.scheduled][1] == ["r0"]
+    ),
+    "prompt_logprobs_spec": lambda s: {len(tokens) for tokens in sampled(s)} >= {1, 2, 3},
     "connector_sync": lambda s: [row.computed for row in rows(s) if row.source == "new"] == [10, 0],
     "connector_async": lambda s: any(update.received == ("r0",) for update in entries(s, Delivered)),
     "connector_send": lambda s: [r for update in entries(s, Delivered) for r in update.sent] == ["r1", "r0"],

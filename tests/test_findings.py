@@ -16,6 +16,16 @@ SCENARIOS = ROOT / "corpus" / "regressions"
 LOST = "O11-lost-request-f1796fd6"
 """Who is in no queue is not counted either."""
 EXPECTED = {
+    "pooling-prompt-as-long-as-the-model": {
+        "0.20.2": "O7-no-progress-0b2d7294",
+        "0.24.0": "O7-no-progress-0b2d7294",
+        "0.33.0": None,
+    },
+    "reset-loses-prompt-logprobs": {
+        "0.20.2": "O1-exception-bd1285b7",
+        "0.24.0": "O1-exception-bd1285b7",
+        "0.33.0": "O8-wrong-prompt-logprobs-819c1335",
+    },
     "window-short-after-alignment": {"0.20.2": None, "0.24.0": None, "0.33.0": None},
     "second-full-group-keeps-a-longer-hit": {
         "0.20.2": "O3-block-written-twice-1e157b32",

@@ -1,5 +1,6 @@
 """All oracles, in the order in which they are fed."""
 
+from harness.oracles.answers import OtherAnswers
 from harness.oracles.base import Oracle
 from harness.oracles.block_pool import BlockAccounting
 from harness.oracles.connector import ConnectorProtocol
@@ -31,6 +32,7 @@ ALL: tuple[type[Oracle], ...] = (
     PrefixCache,
     Progress,
     Outputs,
+    OtherAnswers,
     Limits,
     Counters,
     Queues,
@@ -43,7 +45,7 @@ ALL: tuple[type[Oracle], ...] = (
     ConnectorProtocol,
 )
 
-VISIBLE: tuple[type[Oracle], ...] = (Exceptions, Progress, Outputs)
+VISIBLE: tuple[type[Oracle], ...] = (Exceptions, Progress, Outputs, OtherAnswers)
 """What a client can see of a real worker: the engine dies, hangs, or answers wrongly."""
 
 __all__ = ["ALL", "VISIBLE", "Oracle"]

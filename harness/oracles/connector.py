@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
+from harness import compat
 from harness.oracles import block_use
 from harness.oracles.base import Oracle
 from harness.peers.orders import LoadOrder
@@ -22,6 +23,7 @@ class ConnectorProtocol(Oracle):
     until the send's end is told. When the scheduler has been told of a failed load, and recomputes, nothing that was
     computed with it counts any more (`_handle_invalid_blocks`). A client's abort that arrives during a step counts
     before the step's result (`_process_aborts_queue`), so that nothing is kept for a consumer that has gone.
+    An encoder-cache connector is told of each request's end once, too, where the scheduler tells it (from 0.26).
 
     Ledger: 32255, 34484, 45357, 18485, 29987.
     """
@@ -34,6 +36,8 @@ class ConnectorProtocol(Oracle):
         """Step index -> blocks that the step writes; for steps in flight."""
         self._heard = 0
         """How many of the hooks' protests have been told."""
+        self._heard_of_store = 0
+        """The same of the encoder-cache connector's."""
 
     def dispatched(self, step: Step) -> None:
         external = self.world.external
@@ -111,8 +115,19 @@ class ConnectorProtocol(Oracle):
     def settled(self) -> None:
         if self.world.external is not None:
             self._check()
+        store = self.world.encoder_store
+        if store is not None:
+            for protest in store.protests[self._heard_of_store :]:
+                self.report(protest.kind, protest.hook, protest.message, protest.request)
+            self._heard_of_store = len(store.protests)
 
     def drained(self) -> None:
+        store = self.world.encoder_store
+        if store is not None and compat.encoder_connector_hears_ends():
+            untold = sorted(self.world.lives.keys() - set(store.finished))
+            if untold:
+                message = f"the encoder-cache connector never heard the end of {untold}"
+                self.report("finish-not-told", "ECConnectorBase.request_finished", message, *untold)
         external = self.world.external
         untold = sorted(self.world.lives.keys() - set(external.finished)) if external else []
         if untold:

@@ -18,6 +18,9 @@ class EncoderAccounting(Oracle):
     item ("free only what is processed"), so that nothing is encoded again for the rest of one. With an encoder-decoder
     model, which keeps nothing from step to step, the free slots are as many as there are, at most.
 
+    What a connector has is loaded and not encoded ("it is not exist on remote encoder cache"), into an entry that takes
+    room as any other: the worker holds no output of which the scheduler does not know.
+
     Ledger: 12545, 23544, 51228, 25890, 54284, 57696.
     """
 
@@ -59,6 +62,32 @@ class EncoderAccounting(Oracle):
             )
         self._counters()
         self._encoded_again(step)
+        self._loaded(step)
+
+    def _loaded(self, step: Step) -> None:
+        store = self.world.encoder_store
+        if store is None:
+            return
+        for image in step.encoder_loads:
+            if image not in self.world.scheduler.encoder_cache_manager.cached:
+                self.report(
+                    "loaded-without-entry",
+                    "EncoderCacheManager.cached",
+                    f"step {step.index} loads {image} into the worker's encoder cache, of which the scheduler does "
+                    "not know",
+                    fatal=False,
+                )
+        for request, indices in step.encoder_inputs.items():
+            items = self.world.references[request].items
+            for image in (image_hash(items[index][2]) for index in indices if 0 <= index < len(items)):
+                if image in store.offered:
+                    self.report(
+                        "encoded-though-outside",
+                        "Scheduler._try_schedule_encoder_inputs",
+                        f"step {step.index} encodes {image} for {request}, which the connector has",
+                        request,
+                        fatal=False,
+                    )
 
     def _encoded_again(self, step: Step) -> None:
         fresh = step.admitted

@@ -4,9 +4,15 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from harness.oracles.base import Oracle
+from harness.scenario import Request
 from harness.step import Step
 from harness.worker.observation import KvMismatch, Observation
 from harness.worker.shadow import SPOILED_WORDS
+
+
+def _reads_nothing(request: Request) -> bool:
+    """Whether a request must take nothing from the prefix cache: it says so, or needs the logits of its prompt."""
+    return request.skip_reading_prefix_cache or request.prompt_logprobs
 
 
 class KvContent(Oracle):
@@ -41,7 +47,7 @@ class KvContent(Oracle):
         self._hits |= admitted
         for request in admitted:
             hit = self._from_cache(request)
-            if hit and self.world.references[request].request.skip_reading_prefix_cache:
+            if hit and _reads_nothing(self.world.references[request].request):
                 message = (
                     f"step {step.index}: {request} takes {hit} positions from the prefix cache, and must not"
                 )

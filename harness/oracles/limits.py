@@ -107,6 +107,17 @@ class Limits(Oracle):
         life = self.world.lives.get(request)
         if life is None or self.world.engine.speculative is not None:
             return
+        if (
+            step.computed[request] >= self.world.references[request].prompt_length
+            and self.world.references[request].pools
+        ):
+            self.report(
+                "scheduled-past-prompt",
+                "Scheduler.schedule",
+                f"step {step.index} computes for {request} past its prompt, of which a pooling model says nothing",
+                request,
+            )
+            return
         if request in step.admitted:
             return  # what is in flight is of a session's turn before, or of before a preemption
         flying = sum(len(flight.sampled.get(request, ())) for flight in self.world.flights_of(request))

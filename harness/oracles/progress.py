@@ -46,6 +46,8 @@ class Progress(Oracle):
         self._waited = 0
         self._undecided = 0
         self._patience = 16 + sum(map(_transfer_time, self.world.scenario.requests))
+        if (encoder := self.world.engine.ec_connector) is not None:
+            self._patience += len(encoder.stored) * (encoder.latency + 1)
         self._furthest: dict[str, int] = {}
         self._scheduled = False
         self._limit = 64 + 2 * sum(
@@ -95,6 +97,8 @@ class Progress(Oracle):
 
     def _waits_for_connector(self) -> bool:
         """Whether the script keeps a transfer from ending, or answered in this pass that it does not know yet."""
+        if self.world.encoder_store is not None and self.world.encoder_store.lasts():
+            return True
         external = self.world.external
         if external is None:
             return False
@@ -139,7 +143,19 @@ class Progress(Oracle):
     def _hopeless(self, live: list[Life]) -> str | None:
         """Why some request can never move, if the configuration says so."""
         queue = self._queue(live)
-        return next(filter(None, (*map(self._unchunkable, queue), *map(self._unloadable, queue))), None)
+        why = (self._unchunkable, self._unloadable, self._unfinishable)
+        return next(filter(None, (ask(request) for ask in why for request in queue)), None)
+
+    def _unfinishable(self, request: Any) -> str | None:
+        """Why a pooling model's prompt is never computed to its end, if that is so: room is kept for an output."""
+        reference, longest = self.world.references[request.request_id], self.world.engine.max_model_len
+        if not reference.pools or reference.prompt_length < longest:
+            return None
+        return (
+            "the last token of a pooling prompt as long as the model"
+            if request.num_computed_tokens == longest - 1
+            else None
+        )
 
     def _unloadable(self, request: Any) -> str | None:
         """Why the pool can never hold an asynchronous load, if that is so (from 0.31)."""

@@ -30,6 +30,7 @@ from harness.worker.observation import (
     Observation,
     RunnerFailure,
 )
+from harness.worker.prompt_logprobs import Row
 from harness.worker.shadow import KvShadow, Slots
 from harness.worker.states import Move, States
 from harness.worker.traits import Traits, TraitsV2
@@ -71,6 +72,10 @@ class Forward:
         """Requests and their images that the step in progress has encoded."""
         self.stripped: set[str] = set()
         """Images that could not be encoded, since their data was left out."""
+        self.pooled: dict[str, int] = {}
+        """A pooling model's answers of the last step."""
+        self.prompt_logprobs: dict[str, list[Row]] = {}
+        """Those of the prompts that the last step has completed."""
         self.drafts: dict[str, list[int]] | None = None
         self.masks_are_strided = traits.masks_are_strided
         self._drafter_falls_back = traits.drafter_falls_back
@@ -157,6 +162,13 @@ class Forward:
             self.mover.finish()
 
     # -- encoder ------------------------------------------------------------------------------------------------
+
+    def _load_encoder(self, step: Step) -> None:
+        """ECConnectorModelRunnerMixin: what a connector loads is there before anything is encoded or gathered."""
+        items = (item for cached in self.batch.requests.values() for item in cached.items)
+        lengths = {image: length for _, length, image in items}
+        self.encoder_cache.update((image, lengths.get(image, 0)) for image in step.encoder_loads)
+        self.ever_encoded.update(step.encoder_loads)
 
     def _run_encoder(self, step: Step) -> None:
         self._encoded.clear()

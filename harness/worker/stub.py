@@ -1,7 +1,9 @@
 """The stub behind the executor seam."""
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
+
+import numpy as np
 
 from harness import compat
 from harness.model import Reference
@@ -12,6 +14,7 @@ from harness.worker.forward import Forward
 from harness.worker.interface import Result
 from harness.worker.masks import Rows, rows_of
 from harness.worker.observation import Observation
+from harness.worker.prompt_logprobs import Row
 from harness.worker.stub_v1 import StubV1
 from harness.worker.stub_v2 import StubV2
 
@@ -54,7 +57,10 @@ class StubWorker:
 
     def sample_tokens(self, step: Step, grammar_output: Any) -> Result:
         self._sampled = self.stub.sample(step, self._rows(step, grammar_output))
-        output = runner_output(self._sampled, None if self.stub.mover is None else self.transfers)
+        transfers = None if self.stub.mover is None else self.transfers
+        output = runner_output(self._sampled, transfers, self.stub.prompt_logprobs)
+        if self.stub.engine.runner_type == "pooling":
+            output = pooling_output(step.scheduled, self.stub.pooled)
         return lambda: output
 
     def reset_mm_cache(self) -> None:
@@ -84,7 +90,40 @@ class StubWorker:
         return rows
 
 
-def runner_output(sampled: Mapping[str, Sequence[int]], transfers: Transfers | None = None) -> Any:
+def pooling_output(rows: Iterable[str], pooled: Mapping[str, int]) -> Any:
+    """vLLM's ModelRunnerOutput for a step of a pooling model."""
+    import torch
+    from vllm.v1.outputs import ModelRunnerOutput
+
+    requests = list(rows)
+    answers = [pooled.get(request) for request in requests]
+    return compat.construct(
+        ModelRunnerOutput,
+        req_ids=requests,
+        req_id_to_index={request: i for i, request in enumerate(requests)},
+        sampled_token_ids=[],
+        logprobs=None,
+        prompt_logprobs_dict={},
+        pooler_output=[
+            None if answer is None else torch.tensor(np.uint64(answer).astype(np.int64)) for answer in answers
+        ],
+    )
+
+
+def _logprobs_tensors(rows: Sequence[Row]) -> Any:
+    """vLLM's LogprobsTensors; how likely a token is, nobody asks."""
+    import torch
+    from vllm.v1.outputs import LogprobsTensors
+
+    ids = torch.tensor(rows, dtype=torch.int32).reshape(-1, 2)
+    return LogprobsTensors(ids, torch.zeros(ids.shape), torch.zeros(len(rows), dtype=torch.int32))
+
+
+def runner_output(
+    sampled: Mapping[str, Sequence[int]],
+    transfers: Transfers | None = None,
+    prompt_logprobs: Mapping[str, Sequence[Row]] | None = None,
+) -> Any:
     """vLLM's ModelRunnerOutput for what a step sampled, and for what its connector reports if it has one."""
     from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
@@ -99,7 +138,9 @@ def runner_output(sampled: Mapping[str, Sequence[int]], transfers: Transfers | N
         req_id_to_index={request: i for i, request in enumerate(sampled)},
         sampled_token_ids=[list(tokens) for tokens in sampled.values()],
         logprobs=None,
-        prompt_logprobs_dict={},
+        prompt_logprobs_dict={
+            request: _logprobs_tensors(rows) for request, rows in (prompt_logprobs or {}).items()
+        },
         pooler_output=[],
         kv_connector_output=connector_output,
     )

@@ -19,6 +19,7 @@ from harness.worker.batch_v1 import UNRESOLVED, BatchV1
 from harness.worker.forward import Forward
 from harness.worker.masks import Rows
 from harness.worker.observation import Breach
+from harness.worker.prompt_logprobs import PromptLogprobs
 from harness.worker.states import Move, States
 from harness.worker.traits import Traits
 
@@ -36,6 +37,7 @@ class StubV1(Forward):
             pipeline=engine.pipeline_parallel_size > 1,
             traits=traits,
         )
+        self._prompts = PromptLogprobs(traits)
         self.drafts_are_told = False
         self._stale: set[str] = set()
         """Requests that the step in progress has fed a token that is not theirs."""
@@ -52,6 +54,7 @@ class StubV1(Forward):
         self.spoiled.clear()
         self._check_tables(step)
         self._step = step = self.batch.update(step)
+        self._prompts.update(step, self.batch)
         self._transfer(step, now=step.loads_first)
         if step.total == 0:
             self._transfer(step, now=not step.loads_first, last=True)
@@ -62,6 +65,7 @@ class StubV1(Forward):
         starts = {request: self.batch.start(request) for request in self.batch.rows}
         inputs = {request: self.batch.inputs(step, request) for request in self.batch.rows}
         self.batch.consume_drafts(step)
+        self._load_encoder(step)
         self._run_encoder(step)
         for request in self.batch.rows:
             self._gather(request, self.batch.requests[request].computed, step.scheduled[request], "target")
@@ -86,10 +90,15 @@ class StubV1(Forward):
 
     def sample(self, step: Step, rows: Mapping[str, Rows]) -> dict[str, list[int]]:
         self.batch.observations = [*self._untold]
+        self.pooled, self.prompt_logprobs = {}, {}
         step = self._step
         if step.total == 0:
             return {}
         starts = self._starts
+        if self.engine.runner_type == "pooling":
+            self._pool()
+            return {}
+        self.prompt_logprobs = self._prompts.told(step, self.batch, self._fed)
         sampled = {request: self._sample(step, request, rows.get(request)) for request in starts}
         # The CPU's idea of the longest sequence still counts every draft as accepted.
         longest = max(self.batch.requests[request].computed + step.scheduled[request] for request in starts)
@@ -102,6 +111,18 @@ class StubV1(Forward):
         if self.num_spec:
             self._propose(step, starts, sampled, fits=longest + self.num_spec <= self.engine.max_model_len)
         return sampled
+
+    def _pool(self) -> None:
+        """`GPUModelRunner._pool`: what it makes of a prompt is told with the step that ends it."""
+        for request, tokens in self._inputs.items():
+            cached = self.batch.requests[request]
+            if cached.computed + len(tokens) == len(cached.prompt):
+                self.pooled[request] = self._fed(request)[-1]
+
+    def _fed(self, request: str) -> list[int]:
+        """Fingerprints of the positions that the step has computed."""
+        reference = self.batch.requests[request].reference
+        return self._contents(reference, self._starts[request], self._inputs[request])
 
     def _place_states(self, step: Step) -> None:
         """`mamba_utils.preprocess_mamba`."""

@@ -75,7 +75,7 @@ class Tandem:
 
     def sample_tokens(self, step: Step, grammar_output: Any) -> Result:
         try:
-            self.stub.sample_tokens(step, grammar_output)
+            ours = self.stub.sample_tokens(step, grammar_output)()
         except RunnerFailure as failure:
             self._must_fail(step, failure, lambda: self.device.sample_tokens(step, grammar_output)())
             raise
@@ -96,6 +96,15 @@ class Tandem:
                     raise Disagreement(
                         step, f"{request} samples {said} on the device, the stub says {truth.get(request)}"
                     )
+            for what, answers in (("pools", _pooled), ("tells of its prompt", _prompts)):
+                expected, given = answers(ours), answers(output)
+                for request in sorted((expected.keys() | given.keys()) - spoiled):
+                    if expected.get(request) != given.get(request) and not suspect:
+                        raise Disagreement(
+                            step,
+                            f"{request} {what} {given.get(request)} on the device, the stub says "
+                            f"{expected.get(request)}",
+                        )
             return output
 
         return compared
@@ -152,3 +161,19 @@ class Tandem:
             raise Disagreement(
                 step, f"the device raises {type(error).__name__} ({error}), the stub does not"
             ) from error
+
+
+def _pooled(output: Any) -> dict[str, int]:
+    """A pooling model's answers in vLLM's ModelRunnerOutput."""
+    answers = zip(output.req_ids, output.pooler_output or (), strict=False)
+    return {request: int(answer) for request, answer in answers if answer is not None}
+
+
+def _prompts(output: Any) -> dict[str, list[int]]:
+    """The tokens of which a ModelRunnerOutput tells prompts' logprobs."""
+    told = output.prompt_logprobs_dict or {}
+    return {
+        request: tensors.logprob_token_ids[:, 0].tolist()
+        for request, tensors in told.items()
+        if tensors is not None
+    }

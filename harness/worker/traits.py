@@ -28,6 +28,9 @@ class Traits:
     preempted only."""
     masks_are_strided: bool = True
     """Whether a grammar bitmask has the same number of rows for every request (from 0.33), or one a draft scheduled."""
+    rows_keep_prompt_logprobs: bool = True
+    """Whether what is known of a prompt's logprobs stays while the request is not in the batch (from 0.21), or is
+    lost."""
 
     one_embedding_spreads: bool = True
     """Whether a single embedding is written to all placeholders of a step (from 0.20), or raises if they are more."""

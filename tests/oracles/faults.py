@@ -27,6 +27,7 @@ MODULES = {
     "BlockPool": "vllm.v1.core.block_pool",
     "EngineCoreProc": "vllm.v1.engine.core",
     "ScriptedConnector": "harness.peers.kv_connector",
+    "ScriptedEncoderConnector": "harness.peers.ec_connector",
     "SlidingWindowManager": "vllm.v1.core.single_type_kv_cache_manager",
     "StructuredOutputManager": "vllm.v1.structured_output",
     "MambaManager": "vllm.v1.core.single_type_kv_cache_manager",

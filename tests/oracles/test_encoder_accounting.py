@@ -57,6 +57,26 @@ def forget_freeable(manager, _):
         manager.num_freeable_slots -= manager.freeable.popitem()[1]
 
 
+def load_other(_, output):
+    """The worker loads what the scheduler has no entry for."""
+    output.ec_connector_metadata.loads += ("image-7",)
+
+
+def unasked(original, scheduler, *arguments, **keywords):
+    """What the connector has is encoded all the same."""
+    connector, scheduler.ec_connector = scheduler.ec_connector, None
+    found = original(scheduler, *arguments, **keywords)
+    scheduler.ec_connector = connector
+    return found
+
+
+def free_of_charge(original, manager, request, index):
+    """A loaded item gets an entry, and takes no room."""
+    original(manager, request, index)
+    if index == 1:
+        manager.num_free_slots += 8
+
+
 def lose_entries(scheduler):
     """The cache forgets what it holds, though a request is in the midst of an item."""
     scheduler.encoder_cache_manager.reset()
@@ -91,6 +111,24 @@ FAULTS = {
     ),
     "not freed at the end": Fault(
         f"{CACHE}.free", skipped, ABORTED, said("dead-reference", f"{CACHE}.cached")
+    ),
+    "loaded without an entry": Fault(
+        SCHEDULE,
+        after(load_other, call=1),
+        "encoder_loads",
+        said("loaded-without-entry", f"{CACHE}.cached"),
+    ),
+    "encoded though outside": Fault(
+        "Scheduler._try_schedule_encoder_inputs",
+        unasked,
+        "encoder_loads",
+        said("encoded-though-outside", "Scheduler._try_schedule_encoder_inputs"),
+    ),
+    "loaded free of charge": Fault(
+        f"{CACHE}.allocate",
+        free_of_charge,
+        "encoder_loads",
+        said("counter-drift", f"{CACHE}.num_free_slots"),
     ),
     "budget ignored": Fault(
         f"{CACHE}.can_allocate",

@@ -9,7 +9,7 @@ from harness.oracles.encoder_presence import EncoderPresence
 from harness.scenario import Arrive
 from harness.verdict import Level
 from harness.worker.traits import Traits
-from oracles.faults import SCHEDULE, Fault, after, assert_heard, assert_quiet, faults, heard, plant
+from oracles.faults import SCHEDULE, Fault, after, assert_heard, assert_quiet, faults, heard, plant, skipped
 from scenarios import LOOK_AHEAD, PICTURE, RENAMED, VISION, scenario
 
 pytestmark = pytest.mark.usefixtures("vllm")
@@ -41,6 +41,12 @@ def evict_while_read(scheduler, output):
 
 FAULTS = {
     "not encoded": Fault(TRY, schedule_none, "mm", (("target-read-miss", "never encoded"),)),
+    "not loaded": Fault(
+        "ScriptedEncoderConnector.update_state_after_alloc",
+        skipped,
+        "encoder_loads",
+        (("target-read-miss", "cached according to EncoderCacheManager"),),
+    ),
     "dropped": Fault(
         SCHEDULE,
         after(drop_while_read, call=1),

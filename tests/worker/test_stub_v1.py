@@ -398,6 +398,20 @@ def test_async_rejected_drafts_are_forgotten():
     assert (second.sampled, second.observations) == ({"r0": true(reference, 8, 11)}, ())
 
 
+def test_what_a_connector_loads_is_there_before_anything_is_gathered():
+    row = new(PICTURE, TABLE)
+    loaded = dataclasses.replace(step(row, tokens=14), encoder_loads=("image-0",))
+    assert stub(SEEN).execute(loaded).observations == ()
+
+
+def test_what_a_connector_loads_is_dropped_as_anything_else():
+    worker = stub(SEEN)
+    worker.execute(dataclasses.replace(step(new(PICTURE, TABLE), tokens=6), encoder_loads=("image-0",)))
+    later = dataclasses.replace(step(cached(6), tokens=8), freed_encoder=("image-0",))
+    with pytest.raises(RunnerFailure):
+        worker.execute(later)
+
+
 # -- what the scheduler says about a request is taken at its word ---------------------------------------------
 
 
@@ -413,7 +427,7 @@ def test_items_that_are_not_the_client_s_are_seen():
     assert breaches(execution) == ["items-changed"]
 
 
-@pytest.mark.parametrize("field", ["ec_connector_metadata"])
+@pytest.mark.parametrize("field", ["ec_manager_metadata"])
 def test_what_no_worker_models_is_refused_and_not_forgiven(field):
     with pytest.raises(HarnessError, match=field):
         copy_step(SimpleNamespace(**{field: [1]}), 0, 0)

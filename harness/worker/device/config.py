@@ -30,7 +30,8 @@ def device_type() -> str:
 
 def architecture(engine: Engine) -> str:
     """Which of our networks an engine needs."""
-    return "Schedfuzz" + "Image" * bool(engine.encoder) + "Target"
+    pools = engine.runner_type == "pooling"
+    return "Schedfuzz" + "Image" * bool(engine.encoder) + "Pooling" * pools + "Target"
 
 
 CHECKPOINT = Path(__file__).parent / "checkpoint"
@@ -81,7 +82,7 @@ def vllm_config(engine: Engine) -> Any:
         connector["kv_transfer_config"] = build.kv_transfer_config(engine.connector)
     config = compat.construct(
         VllmConfig,
-        model_config=_model_config(architecture(engine), engine),
+        model_config=_model_config(architecture(engine), engine, engine.runner_type),
         scheduler_config=compat.construct(
             SchedulerConfig,
             max_num_seqs=engine.max_num_seqs,
@@ -109,6 +110,8 @@ def vllm_config(engine: Engine) -> Any:
     config.scheduler_config.disable_hybrid_kv_cache_manager = False
     config.cache_config.block_size = engine.block_size
     config.cache_config.num_gpu_blocks = engine.num_gpu_blocks
+    if engine.ec_connector is not None:
+        config.ec_transfer_config = build.ec_transfer_config(engine.ec_connector)
     compat.fix_kv_cache_layout(config.cache_config)
     config.speculative_config = _speculative_config(engine, config)
     return config

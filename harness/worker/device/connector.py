@@ -1,4 +1,4 @@
-"""The device's KV memories as the connector sees them, and vLLM's place for the connector of a worker process."""
+"""The device's memories as the connectors see them, and vLLM's places for the connectors of a worker process."""
 
 import itertools
 from collections.abc import Mapping
@@ -9,6 +9,8 @@ import torch
 from harness.model import Reference, adapter_value
 from harness.peers.mover import Mover
 from harness.peers.orders import LoadOrder, SendOrder
+from harness.scenario import image_hash
+from harness.worker.device.features import encoder_output
 from harness.worker.device.integers import signed, to_limbs
 
 SPOILED = 43210.0
@@ -47,11 +49,25 @@ class DeviceMemory:
 
 
 def join(settings: Any, caches: Any) -> None:
-    """Makes this process's connector as vLLM's Worker does, if there is to be one; the one of before goes."""
-    from vllm.distributed import kv_transfer
+    """Makes this process's connectors as vLLM's Worker does, if there are to be any; those of before go."""
+    from vllm.distributed import ec_transfer, kv_transfer
+    from vllm.distributed.ec_transfer import ec_transfer_state
 
     kv_transfer.ensure_kv_transfer_shutdown()
     kv_transfer.ensure_kv_transfer_initialized(settings, caches)
+    ec_transfer_state._EC_CONNECTOR_AGENT = None  # up to 0.22 nothing shuts it down
+    ec_transfer.ensure_ec_transfer_initialized(settings)
+
+
+def give_outputs(runner: Any, images: tuple[int, ...]) -> None:
+    """Gives the worker's side of this process's encoder-cache connector, if there is one, the outputs of a scenario's
+    images, which are what the network's encoder would make of them."""
+    from vllm.distributed import ec_transfer
+
+    if ec_transfer.has_ec_transfer():
+        lengths = {image_hash(identity): (identity, length) for identity, length in enumerate(images)}
+        connector = ec_transfer.get_ec_transfer()
+        connector.output = lambda item: encoder_output(*lengths[item]).to(runner.device)
 
 
 def mover(runner: Any, references: Mapping[str, Reference]) -> Mover | None:

@@ -11,17 +11,26 @@ from harness.worker.device.config import WIDTH
 FIELD = "features"
 
 
+def encoder_output(identity: int, length: int) -> torch.Tensor:
+    """What the encoder makes of an item, [length, WIDTH]."""
+    rows = torch.zeros(length, WIDTH)
+    rows[:, 0] = PLACEHOLDER
+    rows[:, 1] = torch.tensor([float(item_value(identity, at)) for at in range(length)])
+    return rows
+
+
 def item_data(identity: int, length: int) -> Any:
     """The MultiModalKwargsItem of an item: its encoder output, [length, WIDTH], which the network's encoder passes
     on.
     """
     from vllm.multimodal.inputs import MultiModalBatchedField, MultiModalFieldElem, MultiModalKwargsItem
 
-    rows = torch.zeros(length, WIDTH)
-    rows[:, 0] = PLACEHOLDER
-    rows[:, 1] = torch.tensor([float(item_value(identity, at)) for at in range(length)])
     element = compat.construct(
-        MultiModalFieldElem, modality="image", key=FIELD, data=rows, field=MultiModalBatchedField()
+        MultiModalFieldElem,
+        modality="image",
+        key=FIELD,
+        data=encoder_output(identity, length),
+        field=MultiModalBatchedField(),
     )
     return MultiModalKwargsItem({FIELD: element})
 

@@ -16,6 +16,7 @@ from torch import nn
 from vllm.model_executor.models.interfaces import SupportsMultiModal
 from vllm.model_executor.models.utils import _merge_multimodal_embeddings
 
+from harness import compat
 from harness.model import FIRST, PLACEHOLDER, SEED, VOCABULARY
 from harness.scenario import Full, Group, Mamba
 from harness.worker.device import config, integers
@@ -202,6 +203,41 @@ class ImageTarget(Target, _MultiModal):
     """Accepts images."""
 
 
+class Pooler(nn.Module):  # type: ignore[misc]
+    """What a pooling model makes of each request: the fingerprint of the last token that the step computes."""
+
+    def get_supported_tasks(self) -> set[str]:
+        """vLLM's hook."""
+        return {"embed"}
+
+    def get_pooling_updates(self, task: str) -> Any:
+        """vLLM's hook."""
+        updates = compat.optional("vllm.model_executor.layers.pooler", "PoolingParamsUpdate")
+        updates = updates or compat.optional(
+            "vllm.model_executor.layers.pooler.common", "PoolingParamsUpdate"
+        )
+        return updates()
+
+    def forward(self, hidden_states: torch.Tensor, pooling_metadata: Any) -> list[torch.Tensor]:
+        """vLLM's hook: one word a request."""
+        cursor = pooling_metadata.pooling_cursor
+        return list(_fingerprints(hidden_states[cursor.last_token_indices_gpu]))
+
+
+class PoolingTarget(Target):
+    """Answers a prompt with its fingerprint."""
+
+    is_pooling_model: ClassVar[bool] = True
+
+    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        self.pooler = Pooler()
+
+
+class ImagePoolingTarget(PoolingTarget, _MultiModal):
+    """Accepts images."""
+
+
 class Drafter(_Network):
     """EAGLE: from the target's hidden state at a position and the token after it to the token after that.
 
@@ -245,5 +281,5 @@ class MtpDrafter(Drafter):
     returns_pair = False
 
 
-NETWORKS = (Target, ImageTarget, Drafter, MtpDrafter)
+NETWORKS = (Target, ImageTarget, PoolingTarget, ImagePoolingTarget, Drafter, MtpDrafter)
 """All of them, registered as `Schedfuzz` and the class's name."""

@@ -37,6 +37,7 @@ class DeviceWorker:
         if isinstance(drafter, ngram.Proposer):
             drafter.runner, drafter.references = self._runner, references
         self._mover = connector.mover(self._runner, references)
+        connector.give_outputs(self._runner, scenario.images)
         self._delays = scenario.step_delays or (DEFAULT_DELAY,)
         self._output: Any = None
 
@@ -53,7 +54,7 @@ class DeviceWorker:
         streams.occupy(self._runner.device, self._delays[step.index % len(self._delays)])
         if self._mover is not None:
             self._mover.now = step.iteration
-        self._output = self._runner.execute_model(scheduler_output)
+        self._output = _sent(self._runner.execute_model(scheduler_output))
         return ()
 
     def sampled(self, step: Step) -> dict[str, list[int]]:
@@ -79,3 +80,10 @@ class DeviceWorker:
     def take_drafts(self) -> tuple[list[str], list[list[int]]] | None:
         drafts = self._runner.take_draft_token_ids()
         return None if drafts is None else (list(drafts.req_ids), list(map(list, drafts.draft_token_ids)))
+
+
+def _sent(output: Any) -> Any:
+    """A pooling model's result as another process gets it: up to 0.13 it has the runner's own lists of rows."""
+    if getattr(output, "pooler_output", None):
+        output.req_ids, output.req_id_to_index = list(output.req_ids), dict(output.req_id_to_index)
+    return output
