@@ -35,7 +35,7 @@ subsets = st.sets(st.sampled_from(FEATURES)).map(frozenset)
 
 def uses(scenario: Scenario, feature: str) -> bool:
     """Whether a scenario can exercise a feature; the opposite of what `restrict` promises."""
-    engine, requests = scenario.engine, scenario.requests
+    engine, requests, store = scenario.engine, scenario.requests, scenario.engine.ec_connector
     drafts = engine.speculative.num_speculative_tokens if engine.speculative else 0
     ends = [prompt_length(r, scenario.images) + r.max_tokens + drafts for r in requests]
     return {
@@ -88,6 +88,11 @@ def uses(scenario: Scenario, feature: str) -> bool:
         "hybrid_failed_load": engine.connector is not None
         and engine.sliding_window > 0
         and any(r.load is not None and r.load.failed for r in requests),
+        "ec_connector": store is not None,
+        "ec_both": store is not None and store.ec_role == "ec_both",
+        "ec_latency": store is not None and store.latency > 0,
+        "pooling": engine.runner_type == "pooling",
+        "prompt_logprobs": any(r.prompt_logprobs for r in requests),
     }[feature]
 
 
@@ -96,6 +101,9 @@ NEEDS = {
     "encoder_decoder": ("mm",),
     "events": ("prefix_cache",),
     "mm_uuids": ("mm",),
+    "ec_connector": ("mm",),
+    "ec_both": ("mm", "ec_connector"),
+    "ec_latency": ("mm", "ec_connector"),
     "failed_load": ("connector",),
     "load_failure_policy": ("connector",),
     "hybrid_connector": ("connector", "sliding_window"),
@@ -106,7 +114,14 @@ NEEDS = {
     "mamba_block_sizes": ("prefix_cache", "chunked_prefill", "groups", "block_sizes", "mamba_cache"),
 }
 """Features that are about others."""
-RARE = {"hybrid_connector": 0.03, "hybrid_failed_load": 0.007, "v2_ngram": 0.03, "mamba_block_sizes": 0.015}
+RARE = {
+    "ec_latency": 0.02,
+    "failed_load": 0.03,
+    "hybrid_connector": 0.03,
+    "hybrid_failed_load": 0.007,
+    "v2_ngram": 0.02,
+    "mamba_block_sizes": 0.015,
+}
 """Features about so many others that among all of them few scenarios have them all, and how many at least."""
 
 
@@ -254,7 +269,9 @@ def test_images_are_often_shared_and_seldom_all_fit() -> None:
 def test_every_feature_alone_and_among_all_is_used(feature: str) -> None:
     """Draws are always the same. Of the others, those about a few more features reach 5% among all, and 8% alone."""
     needed = {"chunked_prefill", *NEEDS.get(feature, ())}
-    assert share(300, frozenset({feature, *needed}), lambda s: uses(s, feature)) >= 0.08
+    assert share(300, frozenset({feature, *needed}), lambda s: uses(s, feature)) >= min(
+        0.08, 2 * RARE.get(feature, 0.04)
+    )
     assert share(300, ALL, lambda s: uses(s, feature)) >= RARE.get(feature, 0.05)
 
 

@@ -114,7 +114,24 @@ MINIMA: list[tuple[Predicate, list[Scenario]]] = [
                 images=(1,),
                 requests=(Request(prompt=(Text(length=4), Image(0))),),
                 timeline=(Arrive(0),),
-            )
+            ),
+            # Two places from which it takes two changes at a time to get on.
+            Scenario(
+                format=1,
+                engine=Engine(speculative=Speculative(), encoder=Encoder()),
+                images=(1,),
+                requests=(Request(prompt=(Text(length=64), Image(0))),),
+                timeline=(Arrive(0),),
+            ),
+            Scenario(
+                format=1,
+                engine=Engine(
+                    max_num_seqs=1, max_num_batched_tokens=2, speculative=Speculative(), encoder=Encoder()
+                ),
+                images=(1,),
+                requests=(Request(prompt=(Text(length=2), Image(0))),),
+                timeline=(Arrive(0),),
+            ),
         ],
     ),
     (
@@ -137,7 +154,9 @@ def test_reaches_the_minimum(predicate: Predicate, minima: list[Scenario]) -> No
     assert {result.stopped for result in results} == {Stop.FIXPOINT}
     assert max(result.tries for result in results) <= 110
     reached = {encode(result.scenario).decode() for result in results}
-    assert reached == {encode(repair(minimum)).decode() for minimum in minima}
+    smallest, *others = (encode(repair(minimum)).decode() for minimum in minima)
+    assert smallest in reached
+    assert reached <= {smallest, *others}
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)

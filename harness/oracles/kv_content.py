@@ -10,7 +10,7 @@ from harness.worker.observation import KvMismatch, Observation
 from harness.worker.shadow import SPOILED_WORDS
 
 
-def _reads_nothing(request: Request) -> bool:
+def reads_nothing(request: Request) -> bool:
     """Whether a request must take nothing from the prefix cache: it says so, or needs the logits of its prompt."""
     return request.skip_reading_prefix_cache or request.prompt_logprobs
 
@@ -47,7 +47,7 @@ class KvContent(Oracle):
         self._hits |= admitted
         for request in admitted:
             hit = self._from_cache(request)
-            if hit and _reads_nothing(self.world.references[request].request):
+            if hit and reads_nothing(self.world.references[request].request):
                 message = (
                     f"step {step.index}: {request} takes {hit} positions from the prefix cache, and must not"
                 )

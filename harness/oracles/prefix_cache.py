@@ -12,6 +12,7 @@ from harness.groups import (
 )
 from harness.lookups import Lookup
 from harness.oracles.base import Oracle
+from harness.oracles.kv_content import reads_nothing
 from harness.scenario import Mamba, Window
 from harness.step import Step
 from harness.verdict import Level
@@ -47,8 +48,7 @@ class PrefixCache(Oracle):
         self._judged = len(lookups)
 
     def _judge(self, lookup: Lookup) -> None:
-        request = self.world.references[lookup.request].request
-        if request.skip_reading_prefix_cache:
+        if reads_nothing(self.world.references[lookup.request].request):
             return  # O2's
         longest = self._longest(lookup)
         told = f"the prefix cache gives {lookup.request} {lookup.hit} tokens, and holds {longest} of its"

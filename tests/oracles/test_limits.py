@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from harness.oracles.limits import Limits
-from oracles.faults import SCHEDULE, Fault, assert_heard, assert_quiet, before, faults
-from scenarios import EAGLE, SMALL, scenario, text
+from oracles.faults import SCHEDULE, Fault, after, assert_heard, assert_quiet, before, faults
+from scenarios import EAGLE, POOLING, SMALL, scenario, text
 
 DRAFTED_TO_THE_END = scenario(replace(SMALL, speculative=EAGLE), text(45, 20, acceptance=(0,)))
 """Drafts, all wrong, at the last positions that the model has."""
@@ -75,7 +75,16 @@ def exceeded(*limits):
     return tuple(("limit-exceeded", limit) for limit in limits)
 
 
+def past_its_prompt(_, output):
+    for row in output.scheduled_new_reqs:
+        row.num_computed_tokens = len(row.prompt_token_ids)
+
+
+POOLED = scenario(POOLING, text(5, 1))
 FAULTS = {
+    "past a pooled prompt": Fault(
+        SCHEDULE, after(past_its_prompt), POOLED, (("scheduled-past-prompt", "Scheduler.schedule"),)
+    ),
     "tokens": Fault(SCHEDULE, without_token_budget, "chunked", exceeded("max_num_batched_tokens")),
     "seats": Fault(SCHEDULE, before(without_seats), "abort_waiting", exceeded("max_num_seqs")),
     "long prefill": Fault(

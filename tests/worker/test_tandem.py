@@ -50,7 +50,10 @@ class Double:
     def sample_tokens(self, step: Any, grammar_output: Any) -> Any:
         self.call("sample")
         self.output = SimpleNamespace(
-            req_ids=list(self.says), sampled_token_ids=[list(tokens) for tokens in self.says.values()]
+            req_ids=list(self.says),
+            sampled_token_ids=[list(tokens) for tokens in self.says.values()],
+            pooler_output=None,
+            prompt_logprobs_dict={},
         )
         output = self.output
 
