@@ -54,7 +54,10 @@ class ConnectorProtocol(Oracle):
             for block in held
             if not block.is_null
         )
+        disowned = self._check()
         for load in external.loads.values():
+            if load.request in disowned:
+                continue  # that others write its blocks is consequence
             if load.request in step.scheduled:
                 self.report(
                     "scheduled-while-loading",
@@ -70,7 +73,6 @@ class ConnectorProtocol(Oracle):
                     load.request,
                 )
         self._written[step.index] = written
-        self._check()
 
     def executed(self, step: Step, observations: Sequence[Observation]) -> None:
         for seen in observations:
@@ -138,31 +140,35 @@ class ConnectorProtocol(Oracle):
                 *untold,
             )
 
-    def _check(self) -> None:
-        """What the hooks met, and who holds the blocks of transfers."""
+    def _check(self) -> set[str]:
+        """What the hooks met, and who holds the blocks of transfers: the requests that hold theirs no longer."""
         external = self.world.external
         assert external is not None
         for protest in external.protests[self._heard :]:
             self.report(protest.kind, protest.hook, protest.message, protest.request)
         self._heard = len(external.protests)
         if not external.loads and not external.sends:
-            return
+            return set()
         held: dict[str, set[int]] = {}
         for request, blocks in self.world.holders():
             held.setdefault(request, set()).update(block.block_id for block in blocks)
-        for load in external.loads.values():
-            self._held(
-                "load-destination-freed", load.request, load.destinations(self.world.engine.block_size), held
-            )
-        for send in external.sends.values():
-            self._held("send-source-freed", send.request, send.sources(), held)
+        size = self.world.engine.block_size
+        transfers = [
+            ("load-destination-freed", load.request, load.destinations(size))
+            for load in external.loads.values()
+        ]
+        transfers += [("send-source-freed", send.request, send.sources()) for send in external.sends.values()]
+        return {
+            request for kind, request, blocks in transfers if not self._holds(kind, request, blocks, held)
+        }
 
-    def _held(self, kind: str, request: str, blocks: Iterable[int], held: dict[str, set[int]]) -> None:
+    def _holds(self, kind: str, request: str, blocks: Iterable[int], held: dict[str, set[int]]) -> bool:
         lost = sorted(set(blocks) - held.get(request, set()))
         if lost:
             message = f"blocks {lost} of {request} are no longer its own, and its transfer is not over"
             state = "ended" if not self.world.lives[request].live else "live"
             self.report(kind, f"{state} request", message, request)
+        return not lost
 
     def _starts(self, step: Step, load: LoadOrder) -> None:
         destinations = load.destinations(self.world.engine.block_size)

@@ -37,7 +37,10 @@ class KvShadow:
         self._salts = [np.uint64(mix(group, 7)) for group in range(len(sizes))]
 
     def slots(self, group: int, table: list[int], start: int, stop: int) -> Slots:
-        """Slots of a group's positions [start, stop); -1 where the block table has no entry."""
+        """Slots of a group's positions [start, stop); -1 where the block table has no entry, as before position 0."""
+        if start < 0:
+            before = np.full(min(stop, 0) - start, -1, dtype=np.int64)
+            return np.append(before, self.slots(group, table, 0, max(stop, 0)))
         size = self._sizes[group]
         first = start // size
         known = np.array(table[first : -(-stop // size)], dtype=np.int64)

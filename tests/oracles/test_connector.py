@@ -111,9 +111,9 @@ FAULTS = {
         before(take_for_loaded),
         "connector_async",
         (
+            ("allocated-while-loading", HOOK),
             ("scheduled-while-loading", "Scheduler.schedule"),
             ("load-destination-written", "Scheduler.schedule"),
-            ("allocated-while-loading", HOOK),
         ),
     ),
     "an end told twice": Fault(

@@ -92,6 +92,11 @@ def test_a_copy_is_of_the_whole_block(memory):
     assert memory.describe(12) == "unwritten"
 
 
+def test_before_the_first_position_there_is_no_slot(memory):
+    assert memory.slots(0, [7], -2, 2).tolist() == [-1, -1, 28, 29]
+    assert memory.slots(0, [7], -2, 0).tolist() == [-1, -1]
+
+
 def test_a_missing_block_is_not_spoiled(memory):
     """Slot -1 is nobody's, and not the last one of the cache."""
     memory.spoil(memory.slots(0, [7], 0, 4))
