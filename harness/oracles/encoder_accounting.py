@@ -60,9 +60,22 @@ class EncoderAccounting(Oracle):
                 f"{encoder.max_num_encoder_input_tokens}",
                 *step.encoder_inputs,
             )
+        self._note_victims()
         self._counters()
         self._encoded_again(step)
         self._loaded(step)
+
+    def _note_victims(self) -> None:
+        """A request that a pass schedules and then preempts leaves an entry, of its item's length, and no trace in the
+        step. Where a name has several lengths, only the entry tells.
+        """
+        scheduler = self.world.scheduler
+        for request, state in scheduler.requests.items():
+            if state.status.name != "PREEMPTED":
+                continue
+            for _, length, identity in self.world.references[request].items:
+                if scheduler.encoder_cache_manager.freeable.get(image_hash(identity)) == length:
+                    self._sizes[image_hash(identity)] = length
 
     def _loaded(self, step: Step) -> None:
         store = self.world.encoder_store

@@ -27,9 +27,10 @@ class PrefixCache(Oracle):
     with a search through all blocks of the pool. More than that is somebody else's memory. Less is a hazard: nothing
     is wrong but that the work is done again.
 
-    A drafter gives back one block of each hit, and where it takes one more before differs from release to release;
-    with one, up to a block less is no miss. Before 0.33 several groups each give one back, which is a miss. Not judged:
-    groups with blocks of different sizes, whose hits end inside blocks; states that are not cached.
+    A drafter gives back one block of each hit; which groups must hold one more for that differs from release to
+    release, so that with one only what is missed with a block more in every group is a miss. Before 0.33 several groups
+    each give one back. Not judged: groups with blocks of different sizes, whose hits end inside blocks; states that are
+    not cached.
     """
 
     family: ClassVar[str] = "O6"
@@ -39,7 +40,8 @@ class PrefixCache(Oracle):
         self._judged = 0
         engine = self.world.engine
         self._speaks = not has_block_sizes(engine) and (states_are_cached(engine) or not has_mamba(engine))
-        self._drops = engine.block_size if looks_ahead(engine) else 0
+        self._drops = int(looks_ahead(engine))
+        """Blocks of a hit that are given back."""
 
     def dispatched(self, step: Step) -> None:
         lookups = self.world.lookups
@@ -50,20 +52,21 @@ class PrefixCache(Oracle):
     def _judge(self, lookup: Lookup) -> None:
         if reads_nothing(self.world.references[lookup.request].request):
             return  # O2's
-        longest = self._longest(lookup)
+        longest, least = self._longest(lookup, 0), self._longest(lookup, self._drops)
         told = f"the prefix cache gives {lookup.request} {lookup.hit} tokens, and holds {longest} of its"
         if lookup.hit > longest:
             self.report("hit-invented", "get_computed_blocks", told, lookup.request)
-        elif lookup.hit < longest - self._drops:
+        elif lookup.hit < least:
             anchor = "get_computed_blocks, with a drafter" if self._drops else "get_computed_blocks"
             self.report("hit-missed", anchor, told, lookup.request, level=Level.HAZARD)
 
-    def _longest(self, lookup: Lookup) -> int:
+    def _longest(self, lookup: Lookup, more: int) -> int:
+        """The longest hit that every group holds, and as many blocks more."""
         size = self.world.engine.block_size
-        most = min(lookup.limit // size, len(lookup.hashes))
-        return next(count for count in range(most, -1, -1) if self._holds(lookup, count)) * size
+        most = min(lookup.limit // size, len(lookup.hashes)) - more
+        return next((count for count in range(most, 0, -1) if self._holds(lookup, count, more)), 0) * size
 
-    def _holds(self, lookup: Lookup, count: int) -> bool:
+    def _holds(self, lookup: Lookup, count: int, more: int) -> bool:
         """Whether every group has what a request needs that begins after so many blocks."""
         size = self.world.engine.block_size
         for group, kind in enumerate(groups_of(self.world.engine)):
@@ -72,7 +75,8 @@ class PrefixCache(Oracle):
                 kind, Mamba | Window
             ):  # vLLM wants the last block also of a window that sees only itself
                 first = count - 1 if isinstance(kind, Mamba) else min(first, count - 1)
-            if any(_key(lookup.hashes[at], group) not in lookup.cached for at in range(max(first, 0), count)):
+            needed = range(max(first, 0), count + more)
+            if any(_key(lookup.hashes[at], group) not in lookup.cached for at in needed):
                 return False
         return True
 
