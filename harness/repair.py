@@ -141,9 +141,9 @@ def _repair_states(engine: Engine) -> Engine:
 
 def _repair_engine(engine: Engine, images: tuple[int, ...]) -> Engine:
     if engine.connector is not None:
-        # What a connector loads for a state or a chunk is its own affair; vLLM's load attention, windows included. Of
-        # runners, the stub of V1 is proven with one, and without a pipeline: each stage would have a side of its own.
-        engine = replace(engine, kv_cache_groups=(), model_runner="v1", pipeline_parallel_size=1)
+        # What a connector loads for a state or a chunk is its own affair; vLLM's load attention, windows included. The
+        # stub is proven without a pipeline: each stage would have a side of its own.
+        engine = replace(engine, kv_cache_groups=(), pipeline_parallel_size=1)
     if engine.runner_type == "pooling":
         # Drafts are of what is generated. Of runners, the stub of V1 is proven, on one stage; what a connector has of a
         # pooling model's prompts is modelled for generative ones only.
