@@ -42,6 +42,7 @@ EXPECTED = {
     "drafts-without-a-mask-after-a-pause": dict.fromkeys(
         ("0.20.2", "0.24.0", "0.33.0"), "O16-mask-allows-every-token-eadf5c2b"
     ),
+    "hit-without-a-state-beside-a-connector": {"0.24.0": "O2-kv-read-mismatch-358f2615", "0.33.0": None},
     "failed-load-not-recomputed-by-the-v2-runner": dict.fromkeys(
         ("0.24.0", "0.33.0"), "O2-kv-read-mismatch-83edf930"
     ),

@@ -81,7 +81,7 @@ class Forward:
         self._drafter_falls_back = traits.drafter_falls_back
         self._starts: dict[str, int] = {}
         self._inputs: dict[str, list[int]] = {}
-        self._outside = StubMemory(self.kv, references, lambda seen: self.observations.append(seen))
+        self._outside = StubMemory(engine, self.kv, references, lambda seen: self.observations.append(seen))
         self.mover = Mover(self._outside) if engine.connector else None
         self.spoiled: set[str] = set()
         """Rows of the step in progress that attend to what a failed load left."""

@@ -56,8 +56,8 @@ class StubV1(Forward):
         self._check_tables(step)
         self._step = step = self.batch.update(step)
         self._prompts.update(step, self.batch)
-        self._begin_transfers(step)
         if step.total == 0:
+            self._begin_transfers(step)
             self._end_transfers(step)
             return
         self._check_total(step, fails=True)
@@ -74,6 +74,7 @@ class StubV1(Forward):
         self._embed(step, inputs)
         if self.states.cached:
             self._place_states(step)
+        self._begin_transfers(step)  # too late for a state that is moved
         self._forward(step, starts, inputs)
         self._find_stale(step, starts, inputs)
         self._end_transfers(step)
