@@ -217,10 +217,8 @@ def _stages(rng: Random, weights: Weights) -> int:
 
 
 def _connects(rng: Random, weights: Weights) -> bool:
-    """Whether the engine has a connector: it would win over what it does not go with."""
-    return "connector" in weights and (
-        not weights.keys() & {"groups", "mamba_cache", "v2_runner"} or rng.random() < 0.5
-    )
+    """Whether the engine has a connector: it would win over a pipeline."""
+    return "connector" in weights and ("pipeline" not in weights or rng.random() < 0.5)
 
 
 def _finds_outputs(rng: Random, weights: Weights) -> bool:

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from fuzz import limits
 from fuzz.edits import without_events
 from harness.features import uses_v2_ngram
-from harness.groups import blocks_needed, has_mamba, is_hybrid, scaled
+from harness.groups import blocks_needed, groups_of, has_mamba, is_hybrid, scaled, states_are_cached
 from harness.repair import repair
 from harness.scenario import (
     MAX_MODEL_LEN,
@@ -141,12 +141,21 @@ def _without_failure_policy(scenario: Scenario) -> Scenario:
 
 def _without_hybrid_connector(scenario: Scenario) -> Scenario:
     """The connector stays."""
-    window = 0 if scenario.engine.connector else scenario.engine.sliding_window
-    return replace(scenario, engine=replace(scenario.engine, sliding_window=window))
+    return (
+        _engine_field(sliding_window=0, kv_cache_groups=())(scenario)
+        if scenario.engine.connector
+        else scenario
+    )
+
+
+def _without_connected_states(scenario: Scenario) -> Scenario:
+    """The connector stays."""
+    connected = scenario.engine.connector is not None and states_are_cached(scenario.engine)
+    return _engine_field(kv_cache_groups=())(scenario) if connected else scenario
 
 
 def _without_hybrid_failures(scenario: Scenario) -> Scenario:
-    return _without_failed_loads(scenario) if scenario.engine.sliding_window else scenario
+    return _without_failed_loads(scenario) if len(groups_of(scenario.engine)) > 1 else scenario
 
 
 def _encoder_connector(**values: object) -> Callable[[Scenario], Scenario]:
@@ -239,6 +248,7 @@ _OFF: dict[str, Callable[[Scenario], Scenario]] = {
     "ec_latency": _encoder_connector(latency=0),
     "pooling": _engine_field(runner_type="generate"),
     "prompt_logprobs": _request_field(prompt_logprobs=False),
+    "connector_states": _without_connected_states,
     "streaming": _request_field(chunks=None),
     "reused_ids": _request_field(same_id_as=None),
     "hybrid_failed_load": _without_hybrid_failures,

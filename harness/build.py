@@ -34,8 +34,6 @@ def refuse_what_is_lacking(scenario: Scenario) -> None:
         if (missing := presence.lacking().get(name)) is not None:
             raise Rejected(f"this vLLM has no {name}: {missing}")
     engine = scenario.engine
-    if engine.connector is not None and engine.model_runner == "v2":
-        raise Rejected("the V2 model runner is not modelled with a KV connector; `repair` takes V1")
     if (
         engine.async_scheduling
         and engine.speculative is not None

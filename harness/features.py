@@ -6,7 +6,14 @@ rejected, with the reason; generators leave it out.
 
 from collections.abc import Callable, Mapping
 
-from harness.groups import has_block_sizes, is_hybrid, reads_across, state_tokens, states_are_cached
+from harness.groups import (
+    groups_of,
+    has_block_sizes,
+    is_hybrid,
+    reads_across,
+    state_tokens,
+    states_are_cached,
+)
 from harness.scenario import Pause, Reset, Scenario
 
 
@@ -24,7 +31,11 @@ def _fails_loads(scenario: Scenario) -> bool:
 
 
 def _loads_groups(scenario: Scenario) -> bool:
-    return scenario.engine.connector is not None and scenario.engine.sliding_window > 0
+    return scenario.engine.connector is not None and len(groups_of(scenario.engine)) > 1
+
+
+def _loads_cached_states(scenario: Scenario) -> bool:
+    return scenario.engine.connector is not None and states_are_cached(scenario.engine)
 
 
 def _fails_groups(scenario: Scenario) -> bool:
@@ -63,6 +74,7 @@ OPTIONAL: Mapping[str, Callable[[Scenario], bool]] = {
     "encoder_reset": _resets_encoder,
     "load_failure_policy": _fails_loads,
     "hybrid_connector": _loads_groups,
+    "connector_states": _loads_cached_states,
     "streaming": lambda scenario: any(request.chunks is not None for request in scenario.requests),
     "reused_ids": lambda scenario: any(request.same_id_as is not None for request in scenario.requests),
     "hybrid_failed_load": _fails_groups,

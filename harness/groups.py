@@ -104,6 +104,11 @@ def attended_from(group: Group, position: int) -> int:
     return 0
 
 
+def whole_group(engine: Engine) -> int:
+    """Index of the first group that keeps everything. StopIteration if none does."""
+    return next(index for index, group in enumerate(groups_of(engine)) if isinstance(group, Full))
+
+
 def looks_ahead(engine: Engine) -> bool:
     """Whether the drafter is a model, with a layer and a look-ahead of its own."""
     return engine.speculative is not None and engine.speculative.method != "ngram"

@@ -31,6 +31,12 @@ def _makes_ids_unique() -> bool:
     return "def assign_request_id(" in source.read_text(encoding="utf-8")
 
 
+def _asserts_no_loads_of_states() -> bool:
+    """ "External KV connector is not verified yet"; up to 0.22."""
+    split = getattr(optional("vllm.v1.core.sched.scheduler", "Scheduler"), "_mamba_block_aligned_split", None)
+    return split is not None and any("not verified" in str(value) for value in split.__code__.co_consts)
+
+
 def _any_mixture_of_groups() -> bool:
     """From 0.14 on the coordinator sorts groups into any number of `attention_groups`."""
     coordinator = optional("vllm.v1.core.kv_cache_coordinator", "HybridKVCacheCoordinator")
@@ -96,6 +102,10 @@ _PRESENT: Mapping[str, tuple[Callable[[], bool], str]] = {
     "hybrid_connector": (
         lambda: not loads_are_whole_blocks(),
         "the scheduler takes a connector's asynchronous load for one of a single KV cache group",
+    ),
+    "connector_states": (
+        lambda: not _asserts_no_loads_of_states(),
+        "its scheduler asserts that nothing is loaded beside cached Mamba states (up to 0.22)",
     ),
     "streaming": (
         lambda: hasattr(optional("vllm.v1.request", "RequestStatus"), "WAITING_FOR_STREAMING_REQ"),

@@ -13,19 +13,23 @@ from harness.groups import (
     has_mamba,
     looks_ahead,
     reads_across,
+    scaled,
     state_tokens,
     states_are_cached,
 )
 from harness.limits import batches_in_flight, repair_limits
 from harness.scenario import (
+    MAX_GROUPS,
     MAX_MODEL_LEN,
     Chunk,
     Continue,
     EncoderConnector,
     Engine,
     Event,
+    Full,
     Image,
     Load,
+    Mamba,
     Part,
     Pause,
     Request,
@@ -141,9 +145,17 @@ def _repair_states(engine: Engine) -> Engine:
 
 def _repair_engine(engine: Engine, images: tuple[int, ...]) -> Engine:
     if engine.connector is not None:
-        # What a connector loads for a state or a chunk is its own affair; vLLM's load attention, windows included. Of
-        # runners, the stub of V1 is proven with one, and without a pipeline: each stage would have a side of its own.
-        engine = replace(engine, kv_cache_groups=(), model_runner="v1", pipeline_parallel_size=1)
+        # The stub is proven without a pipeline, of which each stage would have a side of its own, with blocks of one
+        # size, and with a group that says whether what is sent is whole.
+        groups = tuple(scaled(group, 1) for group in engine.kv_cache_groups)
+        if states_are_cached(engine):
+            # 0.24 to 0.27 take the hit of full attention for all groups', so that the state always has to be loaded;
+            # what of a window would have to be, is not said.
+            groups = tuple(group for group in groups if isinstance(group, Full | Mamba))
+        groups += (Full(),) * (bool(groups) and not any(isinstance(group, Full) for group in groups))
+        engine = replace(engine, kv_cache_groups=groups[-MAX_GROUPS:], pipeline_parallel_size=1)
+        if has_mamba(engine):
+            engine = replace(engine, speculative=None)
     if engine.runner_type == "pooling":
         # Drafts are of what is generated. Of runners, the stub of V1 is proven, on one stage; what a connector has of a
         # pooling model's prompts is modelled for generative ones only.
@@ -370,13 +382,19 @@ def _repair_load(load: Load | None, prompt_length: int, engine: Engine) -> Load 
     # KVConnectorBase_V1: "the largest prefix of prompt-tokens". vLLM's connectors leave one token to compute, but for
     # asynchronous loads, whose last token the scheduler computes again: of a single token, nothing would be saved (the
     # scheduler, left with none computed, would ask and load again for ever).
-    whole = load.load_kv_async and prompt_length > 1
+    # A state cannot be computed again from the state after itself: NixlConnector leaves a token, too.
+    whole = load.load_kv_async and prompt_length > 1 and not has_mamba(engine)
+    # The V1 runner moves cached states before a load that is ordered with the step begins; vLLM's connectors load
+    # states beside the steps only.
+    asynchronous = load.load_kv_async or states_are_cached(engine)
     tokens = min(load.tokens, prompt_length if whole else prompt_length - 1)
     if tokens < 1:
         return None
     return replace(
         load,
         tokens=tokens,
-        latency=load.latency if load.load_kv_async else 0,
-        failed=tuple(sorted(set(load.failed))),
+        load_kv_async=asynchronous,
+        latency=load.latency if asynchronous else 0,
+        # Where a state has failed there is none to go on from, and a connector says so of the request, not of blocks.
+        failed=() if has_mamba(engine) else tuple(sorted(set(load.failed))),
     )

@@ -400,6 +400,19 @@ LEGAL: dict[str, Scenario] = {
     ),
     "connector_sync": scenario(CONNECTED, text(13, load=Load(10)), text(9, 4, 1)),
     "connector_async": scenario(CONNECTED, text(13, load=Load(13, True, 3, undecided=1)), text(9, 6, 1)),
+    "connector_mamba": scenario(
+        replace(CONNECTED, kv_cache_groups=(Mamba(), Window(6), Full()), enable_prefix_caching=False),
+        text(13, load=Load(10)),
+        text(14, 6, 1, load=Load(12, True, 2)),
+        text(9, 4, 2, send=2),
+    ),
+    "connector_mamba_cache": scenario(
+        replace(CONNECTED, kv_cache_groups=(Full(), Mamba())),
+        text(21, load=Load(17, True, 2)),
+        text(21, 6, load=Load(20, True, 1)),
+        text(14, 6, 1, send=2),
+        events=(Arrive(0), Arrive(2), Arrive(1, 6)),
+    ),
     "connector_send": scenario(CONNECTED, text(13, send=4), text(9, 4, 1, send=0)),
     "connector_failure": scenario(
         CONNECTED, text(13, load=Load(10, failed=(1,))), text(14, 4, 1, load=Load(12, True, 2, failed=(0, 2)))

@@ -209,6 +209,8 @@ SHOWS = {
     "prompt_logprobs_spec": lambda s: {len(tokens) for tokens in sampled(s)} >= {1, 2, 3},
     "connector_sync": lambda s: [row.computed for row in rows(s) if row.source == "new"] == [10, 0],
     "connector_async": lambda s: any(update.received == ("r0",) for update in entries(s, Delivered)),
+    "connector_mamba": lambda s: any(update.received == ("r1",) for update in entries(s, Delivered)),
+    "connector_mamba_cache": lambda s: any(row.computed == 20 for row in rows(s)),
     "connector_send": lambda s: [r for update in entries(s, Delivered) for r in update.sent] == ["r1", "r0"],
     "connector_failure": lambda s: (
         len([update for update in entries(s, Delivered) if update.invalid_blocks]) == 2

@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from fuzz.generate import FEATURES, chunk_length, generate, interesting_lengths, parse_features, restrict
 from harness.codec import decode, encode, validate
 from harness.features import uses_v2_ngram
-from harness.groups import blocks_needed, has_block_sizes, is_hybrid, state_tokens, states_are_cached
+from harness.groups import (
+    blocks_needed,
+    groups_of,
+    has_block_sizes,
+    is_hybrid,
+    state_tokens,
+    states_are_cached,
+)
 from harness.repair import repair
 from harness.scenario import (
     Abort,
@@ -84,9 +91,10 @@ def uses(scenario: Scenario, feature: str) -> bool:
         "failed_load": any(r.load is not None and r.load.failed for r in requests),
         "load_failure_policy": engine.connector is not None
         and engine.connector.kv_load_failure_policy == "fail",
-        "hybrid_connector": engine.connector is not None and engine.sliding_window > 0,
+        "hybrid_connector": engine.connector is not None and len(groups_of(engine)) > 1,
+        "connector_states": engine.connector is not None and states_are_cached(engine),
         "hybrid_failed_load": engine.connector is not None
-        and engine.sliding_window > 0
+        and len(groups_of(engine)) > 1
         and any(r.load is not None and r.load.failed for r in requests),
         "ec_connector": store is not None,
         "ec_both": store is not None and store.ec_role == "ec_both",
@@ -108,6 +116,7 @@ NEEDS = {
     "load_failure_policy": ("connector",),
     "hybrid_connector": ("connector", "sliding_window"),
     "hybrid_failed_load": ("connector", "sliding_window", "failed_load", "hybrid_connector"),
+    "connector_states": ("connector", "prefix_cache", "chunked_prefill", "mamba_cache", "hybrid_connector"),
     "v2_ngram": ("v2_runner", "spec"),
     "mamba_cache": ("prefix_cache", "chunked_prefill"),
     "block_sizes": ("groups",),
@@ -115,6 +124,8 @@ NEEDS = {
 }
 """Features that are about others."""
 RARE = {
+    "connector_states": 0.005,
+    "dynamic_spec": 0.03,
     "ec_latency": 0.02,
     "failed_load": 0.03,
     "hybrid_connector": 0.03,

@@ -4,8 +4,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 from harness import compat
+from harness.groups import attended_from, groups_of
 from harness.oracles import block_use
 from harness.oracles.base import Oracle
+from harness.peers.external import External
 from harness.peers.orders import LoadOrder
 from harness.step import Step
 from harness.worker.observation import Observation, SentMismatch
@@ -19,13 +21,14 @@ class ConnectorProtocol(Oracle):
     request. Transfers: from an asynchronous load's order until the scheduler is told of its end, also if the request is
     aborted, its blocks stay the request's own, the request is not scheduled, and no step writes them, neither a later
     one nor one that is in flight when the load begins: a load is not ordered with the steps (`defer_block_free`, from
-    0.24). After `request_finished` has returned True, the blocks stay the request's own, and hold what it computed,
+    0.24). For the same reason no step zeroes what is read of them, until it is used (from 0.26). After
+    `request_finished` has returned True, the blocks stay the request's own, and hold what it computed,
     until the send's end is told. When the scheduler has been told of a failed load, and recomputes, nothing that was
     computed with it counts any more (`_handle_invalid_blocks`). A client's abort that arrives during a step counts
     before the step's result (`_process_aborts_queue`), so that nothing is kept for a consumer that has gone.
     An encoder-cache connector is told of each request's end once, too, where the scheduler tells it (from 0.26).
 
-    Ledger: 32255, 34484, 45357, 18485, 29987.
+    Ledger: 32255, 34484, 45357, 45357-zero, 18485, 29987.
     """
 
     family: ClassVar[str] = "O17"
@@ -34,6 +37,8 @@ class ConnectorProtocol(Oracle):
         super().__init__(*arguments)
         self._written: dict[int, frozenset[int]] = {}
         """Step index -> blocks that the step writes; for steps in flight."""
+        self._unused: dict[str, LoadOrder] = {}
+        """By request, asynchronous loads of which no step has used anything."""
         self._heard = 0
         """How many of the hooks' protests have been told."""
         self._heard_of_store = 0
@@ -48,6 +53,7 @@ class ConnectorProtocol(Oracle):
         for load in step.orders.loads if step.orders else ():
             if load.asynchronous:
                 self._starts(step, load)
+        self._zeroes(step, external)
         written = frozenset(
             block.block_id
             for _, _, held in block_use.written(self.world, step)
@@ -65,7 +71,7 @@ class ConnectorProtocol(Oracle):
                     f"step {step.index} computes for {load.request}, whose load is not over",
                     load.request,
                 )
-            if lost := written & load.destinations(self.world.engine.block_size):
+            if lost := written & load.destinations(external.sizes):
                 self.report(
                     "load-destination-written",
                     "Scheduler.schedule",
@@ -73,6 +79,41 @@ class ConnectorProtocol(Oracle):
                     load.request,
                 )
         self._written[step.index] = written
+
+    def _zeroes(self, step: Step, external: External) -> None:
+        """What a load has brought, or is bringing. What failed is zeroed before it is computed, and so it should."""
+        self._unused = {
+            request: load
+            for request, load in self._unused.items()
+            if request not in step.scheduled and self.world.lives[request].live and not load.failed
+        } | external.loads
+        held = self._holdings() if self._unused and step.zeroed else {}
+        for request, load in self._unused.items():
+            brought = self._attended(load, external.sizes)
+            if request not in external.loads:
+                brought &= held.get(request, set())
+            if lost := brought & set(step.zeroed):
+                self.report(
+                    "load-destination-zeroed",
+                    "SchedulerOutput.new_block_ids_to_zero",
+                    f"step {step.index} zeroes blocks {sorted(lost)}, into which the load of {request} is going or has "
+                    "gone",
+                    request,
+                )
+
+    def _attended(self, load: LoadOrder, sizes: Sequence[int]) -> set[int]:
+        """Destinations of which the request's next step reads something: less than all behind a window."""
+        blocks: set[int] = set()
+        for kind, table, size in zip(groups_of(self.world.engine), load.tables, sizes, strict=True):
+            first = max(load.start, attended_from(kind, load.stop))
+            blocks |= set(table[first // size : -(-load.stop // size)] if first < load.stop else ())
+        return blocks - {0}
+
+    def _holdings(self) -> dict[str, set[int]]:
+        held: dict[str, set[int]] = {}
+        for request, blocks in self.world.holders():
+            held.setdefault(request, set()).update(block.block_id for block in blocks)
+        return held
 
     def executed(self, step: Step, observations: Sequence[Observation]) -> None:
         for seen in observations:
@@ -149,12 +190,9 @@ class ConnectorProtocol(Oracle):
         self._heard = len(external.protests)
         if not external.loads and not external.sends:
             return set()
-        held: dict[str, set[int]] = {}
-        for request, blocks in self.world.holders():
-            held.setdefault(request, set()).update(block.block_id for block in blocks)
-        size = self.world.engine.block_size
+        held = self._holdings()
         transfers = [
-            ("load-destination-freed", load.request, load.destinations(size))
+            ("load-destination-freed", load.request, load.destinations(external.sizes))
             for load in external.loads.values()
         ]
         transfers += [("send-source-freed", send.request, send.sources()) for send in external.sends.values()]
@@ -171,7 +209,8 @@ class ConnectorProtocol(Oracle):
         return not lost
 
     def _starts(self, step: Step, load: LoadOrder) -> None:
-        destinations = load.destinations(self.world.engine.block_size)
+        assert self.world.external is not None
+        destinations = load.destinations(self.world.external.sizes)
         for index, written in self._written.items():
             if shared := written & destinations:
                 self.report(

@@ -11,6 +11,7 @@ The record is what O17 and others compare vLLM's state with.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from harness.groups import groups_of, tokens_per_block, whole_group
 from harness.peers.orders import LoadOrder, Orders, SendOrder, Tables, Transfers
 from harness.scenario import Load, Scenario, request_id
 
@@ -38,6 +39,10 @@ class External:
     """One execution's storage outside."""
 
     def __init__(self, scenario: Scenario, *, whole_blocks: bool = False) -> None:
+        groups = groups_of(scenario.engine)
+        self.sizes = tuple(tokens_per_block(group, scenario.engine) for group in groups)
+        """Tokens per block of each group."""
+        self._whole = whole_group(scenario.engine)
         self._block_size = scenario.engine.block_size
         self._whole_blocks = whole_blocks
         self._scripts = {request_id(i): request.load for i, request in enumerate(scenario.requests)}
@@ -110,7 +115,7 @@ class External:
             )
             return
         self.hits[request] = hit
-        if any(len(table) * self._block_size < hit.stop for table in tables):
+        if any(len(table) * size < hit.stop for table, size in zip(tables, self.sizes, strict=True)):
             self._protest(
                 "blocks-missing", "update_state_after_alloc", request, f"its blocks end before {hit.stop}"
             )
@@ -120,7 +125,7 @@ class External:
     def _order_load(self, request: str, hit: Hit, tables: Tables) -> None:
         script = self._scripts[request]
         assert script is not None
-        blocks = tables[0][hit.local // self._block_size : -(-hit.stop // self._block_size)]
+        blocks = tables[self._whole][hit.local // self._block_size : -(-hit.stop // self._block_size)]
         failed = () if request in self._loaded else tuple(blocks[i] for i in script.failed if i < len(blocks))
         self._loaded.add(request)
         order = LoadOrder(request, hit.local, hit.stop, tables, hit.asynchronous, script.latency, failed)
@@ -139,7 +144,7 @@ class External:
         latency = self._sends[request]
         if latency is None or request in self.loads or not any(map(any, tables)):
             return False
-        order = SendOrder(request, tables, min(tokens, len(tables[0]) * self._block_size), latency)
+        order = SendOrder(request, tables, min(tokens, len(tables[self._whole]) * self._block_size), latency)
         self.sends[request] = order
         self._new_sends.append(order)
         return True

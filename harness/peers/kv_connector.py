@@ -58,6 +58,10 @@ class ScriptedConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         relied_on = request.num_tokens - 1 if request.status.name in _COMPLETE else 0
         return self.external.end(request.request_id, _tables(block_ids), relied_on), None
 
+    def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:
+        """All of them (asked from 0.32 on): a request's own blocks come, not what a cache of prefixes has."""
+        return tuple(range(len(self._kv_cache_config.kv_cache_groups)))
+
     # -- worker side ----------------------------------------------------------------------------------------------
 
     def start_load_kv(self, forward_context: Any, **_: Any) -> None:

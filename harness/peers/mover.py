@@ -22,34 +22,40 @@ class Memory(Protocol):
 
 
 class Mover:
-    """Transfers in progress on the worker. `now` is the iteration of the step that runs; its user sets it."""
+    """Transfers in progress on the worker."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
-        self.now = 0
+        self._now = 0
         self._loads: dict[str, tuple[int, LoadOrder]] = {}
         """By request: the iteration at which the load is over, and its order."""
         self._sends: dict[str, tuple[int, SendOrder]] = {}
         self._invalid: set[int] = set()
         self.transfers: Transfers = NOTHING
-        """What the last step reported."""
+        """What the step that runs reports, as far as it is known; of the last one, all."""
+
+    def begin(self, iteration: int) -> None:
+        """A step begins to run; nothing moves yet."""
+        self._now = iteration
+        self.transfers = NOTHING
 
     def start(self, orders: Orders) -> None:
         """`start_load_kv` and `wait_for_save` of a step."""
         for load in orders.loads:
             if load.asynchronous:
-                self._loads[load.request] = self.now + load.latency, load
+                self._loads[load.request] = self._now + load.latency, load
             else:
                 self._load(load)
         for send in orders.sends:
-            self._sends[send.request] = self.now + send.latency, send
+            self._sends[send.request] = self._now + send.latency, send
+        self.transfers = Transfers(invalid=frozenset(self._invalid))
 
     def finish(self) -> Transfers:
         """`get_finished` and `get_block_ids_with_load_errors` of a step."""
-        received = [request for request, (due, _) in self._loads.items() if due <= self.now]
+        received = [request for request, (due, _) in self._loads.items() if due <= self._now]
         for request in received:
             self._load(self._loads.pop(request)[1])
-        sent = [request for request, (due, _) in self._sends.items() if due <= self.now]
+        sent = [request for request, (due, _) in self._sends.items() if due <= self._now]
         for request in sent:
             self._memory.send(self._sends.pop(request)[1])
         self.transfers = Transfers(tuple(received), tuple(sent), frozenset(self._invalid))

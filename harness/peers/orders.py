@@ -4,7 +4,7 @@ The scheduler's side sends `Orders` with each step (they are vLLM's KVConnectorM
 `Transfers` (they become vLLM's KVConnectorOutput).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 Tables = tuple[tuple[int, ...], ...]
@@ -25,10 +25,14 @@ class LoadOrder:
     failed: tuple[int, ...]
     """Block ids whose load will fail."""
 
-    def destinations(self, block_size: int) -> frozenset[int]:
-        """Blocks that the load writes."""
-        first, last = self.start // block_size, -(-self.stop // block_size)
-        return frozenset(block for table in self.tables for block in table[first:last] if block)
+    def destinations(self, sizes: Sequence[int]) -> frozenset[int]:
+        """Blocks that the load writes; `sizes` are the groups' tokens per block."""
+        return frozenset(
+            block
+            for table, size in zip(self.tables, sizes, strict=True)
+            for block in table[self.start // size : -(-self.stop // size)]
+            if block
+        )
 
 
 @dataclass(frozen=True, slots=True)

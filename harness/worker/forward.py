@@ -81,10 +81,12 @@ class Forward:
         self._drafter_falls_back = traits.drafter_falls_back
         self._starts: dict[str, int] = {}
         self._inputs: dict[str, list[int]] = {}
-        self._outside = StubMemory(self.kv, references, lambda seen: self.observations.append(seen))
+        self._outside = StubMemory(engine, self.kv, references, lambda seen: self.observations.append(seen))
         self.mover = Mover(self._outside) if engine.connector else None
         self.spoiled: set[str] = set()
         """Rows of the step in progress that attend to what a failed load left."""
+        self.adrift: set[str] = set()
+        """Rows of the step in progress that a mask made say another token than the request's own."""
 
     @property
     def observations(self) -> list[Observation]:
@@ -148,18 +150,24 @@ class Forward:
 
     # -- connector ----------------------------------------------------------------------------------------------
 
-    def _transfer(self, step: Step, *, now: bool, last: bool = False) -> None:
-        """KVConnectorModelRunnerMixin: loads start before the forward pass or after it; then what is over is told."""
+    def _begin_transfers(self, step: Step) -> None:
+        """KVConnectorModelRunnerMixin, and V2's ActiveKVConnector: loads start before the forward pass, or after it."""
         if self.mover is None:
             return
         if step.orders is None:
             message = f"step {step.index} comes without metadata for the connector"
             raise self.batch.fail(Breach("no-connector-metadata", message, "", True))
-        if now:
-            self.mover.now = step.iteration
+        self.mover.begin(step.iteration)
+        if step.loads_first:
             self.mover.start(step.orders)
-        if last:
-            self.mover.finish()
+
+    def _end_transfers(self, step: Step) -> None:
+        """The forward pass is over; what is over with it is told."""
+        if self.mover is None or step.orders is None:
+            return
+        if not step.loads_first:
+            self.mover.start(step.orders)
+        self.mover.finish()
 
     # -- encoder ------------------------------------------------------------------------------------------------
 
@@ -382,6 +390,8 @@ class Forward:
         for draft in (*drafts, None):
             true = reference.token(position + len(sampled))
             sampled.append(true if rows is None else masks.sampled(rows[len(sampled)], true))
+            if sampled[-1] != true:
+                self.adrift.add(request)
             if draft != sampled[-1]:
                 break
         return sampled

@@ -48,6 +48,11 @@ class Worker(Protocol):
         """Rows of the step in progress that attend to what a failed load left: what they sample is anything."""
 
     @property
+    def adrift(self) -> Set[str]:
+        """Rows of the step in progress that a mask, of an output that has ended, made say another token than the
+        request's own: what is drafted after that is anything."""
+
+    @property
     def observations(self) -> Sequence[Observation]:
         """What the step in progress has met in the last call."""
 

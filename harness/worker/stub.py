@@ -42,6 +42,10 @@ class StubWorker:
         return self.stub.spoiled
 
     @property
+    def adrift(self) -> Set[str]:
+        return self.stub.adrift
+
+    @property
     def observations(self) -> Sequence[Observation]:
         return tuple(self.stub.observations)
 

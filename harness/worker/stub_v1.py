@@ -52,12 +52,13 @@ class StubV1(Forward):
         self.kv.copy_blocks(step.copies)
         self._free_encoder_outputs(step)
         self.spoiled.clear()
+        self.adrift.clear()
         self._check_tables(step)
         self._step = step = self.batch.update(step)
         self._prompts.update(step, self.batch)
-        self._transfer(step, now=step.loads_first)
         if step.total == 0:
-            self._transfer(step, now=not step.loads_first, last=True)
+            self._begin_transfers(step)
+            self._end_transfers(step)
             return
         self._check_total(step, fails=True)
         # Asynchronously an index before all tokens raises, one into another row's does not: it depends on the line.
@@ -73,9 +74,10 @@ class StubV1(Forward):
         self._embed(step, inputs)
         if self.states.cached:
             self._place_states(step)
+        self._begin_transfers(step)  # too late for a state that is moved
         self._forward(step, starts, inputs)
         self._find_stale(step, starts, inputs)
-        self._transfer(step, now=not step.loads_first, last=True)
+        self._end_transfers(step)
         self._starts, self._inputs = starts, inputs
 
     def _find_stale(self, step: Step, starts: Mapping[str, int], inputs: Mapping[str, list[int]]) -> None:

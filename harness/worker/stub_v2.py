@@ -2,8 +2,8 @@
 
 Its bookkeeping is `batch_v2`; memory, the target's answers and the encoder are as V1's (`forward`). The order of a
 step: freed encoder outputs and requests leave, requests come, new blocks are zeroed, encoder, the target's gather,
-forward; and, in the runner's second call, sampling under the grammars' masks, the drafter's gather (by the scheduler's
-count, as the target's), counts, drafts.
+forward; and, in the runner's second call, sampling under the grammars' masks, what a connector tells, the drafter's
+gather (by the scheduler's count, as the target's), counts, drafts.
 
 Only rows that the host takes for unfinished prefills gather encoder outputs. The drafter has no lack of room: where
 positions end it goes on with the last. The scheduler is told drafts for grammars only, else how many there are.
@@ -44,8 +44,12 @@ class StubV2(Forward):
         self.batch.update(step)
         self._zero(step.zeroed)
         self.kv.copy_blocks(step.copies)
+        self.spoiled.clear()
+        self.adrift.clear()
         self._step = step
+        self._begin_transfers(step)
         if step.total == 0:
+            self._end_transfers(step)
             return
         self._check_total(step, fails=False)
         bounded = self.batch.traits.drafts_are_bounded
@@ -64,6 +68,7 @@ class StubV2(Forward):
         if step.total == 0:
             return {}
         sampled = {request: self._sample(step, request, rows.get(request)) for request in self._inputs}
+        self._end_transfers(step)
         if self.looks_ahead:
             self._gather_rows(step, "drafter")
         for request, tokens in sampled.items():
@@ -101,6 +106,8 @@ class StubV2(Forward):
             self.observations.append(stale)
         if slot.computed + len(tokens) < len(slot.prefill):
             return []
+        if request in self.spoiled:
+            return [wrong_token(slot.reference.token(position))]
         # Drafts in a step that begins in the prefill pad it to the size of others, and are never right.
         drafts = tokens[known:] if position > len(slot.prefill) else []
         if rows is not None:

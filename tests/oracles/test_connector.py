@@ -41,6 +41,12 @@ def give_loading_block(scheduler, _):
         table["r1"][-1] = table["r0"][0]
 
 
+def zero_loading_block(_, output):
+    """Up to 0.25.1 (ledger 45357-zero)."""
+    if loads := output.kv_connector_metadata.orders.loads:
+        output.new_block_ids_to_zero = [loads[0].tables[-1][0]]
+
+
 def ask_for_more(original, connector, request, blocks, num_external_tokens):
     """The scheduler makes up a token."""
     return original(connector, request, blocks, num_external_tokens + bool(num_external_tokens))
@@ -90,6 +96,12 @@ FAULTS = {
         after(give_loading_block),
         "connector_async",
         (("load-destination-written", "Scheduler.schedule"),),
+    ),
+    "a step zeroes what is being loaded": Fault(
+        SCHEDULE,
+        after(zero_loading_block),
+        "connector_async",
+        (("load-destination-zeroed", "SchedulerOutput.new_block_ids_to_zero"),),
     ),
     "another number of tokens": Fault(
         "ScriptedConnector.update_state_after_alloc",

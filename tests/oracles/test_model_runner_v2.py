@@ -67,7 +67,7 @@ OTHERWISE = {
 
 
 def _goes_with_v2(fault: Fault) -> bool:
-    """Not cached Mamba states, nor connectors, which are for V1."""
+    """Not cached Mamba states, which are for V1."""
     asked = LEGAL[fault.scenario] if isinstance(fault.scenario, str) else fault.scenario
     return repair(with_runner(asked, "v2")).engine.model_runner == "v2"
 

@@ -3,7 +3,7 @@
 import pytest
 
 from harness.peers.external import External
-from harness.peers.orders import Transfers
+from harness.peers.orders import LoadOrder, Transfers
 from harness.scenario import Arrive, Connector, Engine, Load, Request, Scenario, Text
 
 TABLE = ((5, 6, 7, 8),)
@@ -46,7 +46,7 @@ def test_orders_a_load_once():
     outside.allocated("r0", TABLE, 6)
     (order,) = outside.orders().loads
     assert (order.start, order.stop, order.latency, order.failed) == (4, 10, 3, (6, 7))
-    assert order.destinations(4) == {6, 7}
+    assert order.destinations((4,)) == {6, 7}
     assert outside.orders().loads == ()
     assert outside.loads == {"r0": order}
     outside.told(Transfers(received=("r0",)))
@@ -112,3 +112,8 @@ def test_notes_who_holds_a_failed_block():
     outside = external()
     outside.taken(Transfers(invalid=frozenset({6})), [("r0", (5, 6)), ("r1", (7,))])
     assert outside.failed == {"r0"}
+
+
+def test_a_state_has_one_block_which_a_load_writes_whole():
+    load = LoadOrder("r0", 8, 10, ((5, 6, 7), (9,), (0, 0, 4)), True, 0, ())
+    assert load.destinations((4, 512, 4)) == {7, 9, 4}

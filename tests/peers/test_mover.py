@@ -25,7 +25,7 @@ def steps(mover, memory, orders, count):
     """(what has moved so far, what is reported) after each of `count` steps; the orders come with the first."""
     seen = []
     for now in range(count):
-        mover.now = now
+        mover.begin(now)
         mover.start(orders if now == 0 else Orders())
         report = mover.finish()
         seen.append((list(memory.moved), report))

@@ -1,8 +1,13 @@
 """The stub obeys the V2 runner's contract: what it needs it must find, what it meets it reports."""
 
+import dataclasses
+
 import pytest
 from msgspec.structs import replace
 
+from harness.model import wrong_token
+from harness.peers.orders import LoadOrder, Orders, Transfers
+from harness.scenario import Connector
 from harness.worker.observation import EncoderMiss, KvMismatch, RunnerFailure
 from worker.steps import (
     EAGLE,
@@ -228,3 +233,29 @@ def test_async_counts_run_ahead():
     assert first.sampled == {"r0": true(reference, 7, 8)}
     second = worker.execute(step(cached(9), tokens=3, drafts=hopeful))
     assert (second.sampled, second.observations) == ({"r0": true(reference, 8, 11)}, ())
+
+
+def ordered(*loads, tokens=0, rows=(), **rest):
+    return dataclasses.replace(step(*rows, tokens=tokens), orders=Orders(loads=loads), **rest)
+
+
+def test_a_load_that_fails_spoils_what_its_row_samples_and_is_told_when_that_is_done():
+    worker = stub_v2(ONE, replace(ENGINE, connector=Connector()))
+    load = LoadOrder("r0", 0, 4, ((1, 2),), False, 0, (1,))
+    made = ordered(load, tokens=2, rows=(new_v2(R0, (1, 2), computed=4),))
+    worker.forward(made)
+    assert [seen.found for seen in worker.observations] == ["what a failed load left"]
+    assert worker.mover.transfers == Transfers(invalid=frozenset({1}))
+    assert worker.sample(made, {}) == {"r0": [wrong_token(R0.token(6))]}
+    assert worker.mover.transfers.invalid == {1}
+
+
+@pytest.mark.parametrize("tokens", [0, 6])
+def test_an_asynchronous_load_is_over_with_the_step_but_not_before_its_samples(tokens):
+    worker = stub_v2(references(text(6), text(8)), replace(ENGINE, connector=Connector()))
+    load = LoadOrder("r1", 0, 4, ((3, 4),), True, 0, ())
+    made = ordered(load, tokens=tokens, rows=(new_v2(R0, (1, 2)),) if tokens else (), loads_first=False)
+    worker.forward(made)
+    assert worker.mover.transfers.received == (() if tokens else ("r1",))
+    worker.sample(made, {})
+    assert worker.mover.transfers.received == ("r1",)

@@ -22,6 +22,7 @@ class Double:
     observations: tuple[Breach, ...] = ()
     transfers = NOTHING
     spoiled: frozenset[str] = frozenset()
+    adrift: frozenset[str] = frozenset()
 
     def __init__(
         self,

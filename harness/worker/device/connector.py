@@ -11,7 +11,8 @@ from harness.peers.mover import Mover
 from harness.peers.orders import LoadOrder, SendOrder
 from harness.scenario import image_hash
 from harness.worker.device.features import encoder_output
-from harness.worker.device.integers import signed, to_limbs
+from harness.worker.device.integers import LIMBS, signed, to_limbs
+from harness.worker.device.state import State
 
 SPOILED = 43210.0
 """What a failed load leaves in every limb."""
@@ -36,6 +37,13 @@ class DeviceMemory:
         keys = [signed((after - before) % (1 << 64)) for before, after in itertools.pairwise(sums)]
         for memory, table in zip(self._groups, order.tables, strict=True):
             slots = memory.slots
+            if isinstance(memory, State):
+                # The sum of all keys, at the place of the last position.
+                block = table[(order.stop - 1) // memory.spec.block_size]
+                state = signed((sums[-1] - sums[0]) % (1 << 64))
+                if block:
+                    slots[block, :LIMBS] = to_limbs(torch.tensor([state]) + memory.salt).to(slots)[0]
+                continue
             limbs = to_limbs(torch.tensor(keys) + memory.salt).to(slots)
             size = slots.shape[1]
             for position in range(order.start, order.stop):

@@ -22,6 +22,7 @@ class DeviceWorker:
 
     observations: Sequence[Observation] = ()
     spoiled: Set[str] = frozenset()
+    adrift: Set[str] = frozenset()
 
     def __init__(self, scenario: Scenario, references: Mapping[str, Reference]) -> None:
         from harness.worker.device import connector, network, ngram
@@ -53,7 +54,7 @@ class DeviceWorker:
     def execute_model(self, step: Step, scheduler_output: Any) -> Sequence[Observation]:
         streams.occupy(self._runner.device, self._delays[step.index % len(self._delays)])
         if self._mover is not None:
-            self._mover.now = step.iteration
+            self._mover.begin(step.iteration)
         self._output = _sent(self._runner.execute_model(scheduler_output))
         return ()
 
