@@ -5,7 +5,7 @@ in the order of `EngineCoreProc.run_busy_loop`: first the input queue, then a st
 With `interleaving="free"` the same calls are made in orders that the contract allows and today's loop does not make.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from harness import build, record, submission
@@ -283,6 +283,8 @@ class Run:
         self.steps += 1
         delays = self.scenario.step_delays or (DEFAULT_DELAY,)
         flight = Flight(step, self.world.iteration + delays[step.index % len(delays)])
+        if self.world.encoder_store is not None:
+            flight.encoded = tuple(self._encoded(step))
         if self.world.external is not None and step.orders is not None:
             self.world.external.started(step.orders, step.iteration)
         self.trace.add(record.dispatched(self.world, step))
@@ -340,7 +342,7 @@ class Run:
         if self.world.external is not None:
             self.world.external.told(flight.transfers)
         if self.world.encoder_store is not None:
-            self.world.encoder_store.told(self._encoded(flight.step))
+            self.world.encoder_store.told(flight.encoded)
         delivered = [output for client in (outputs or {}).values() for output in client.outputs]
         # vLLM ends requests whose grammars fail in the order of a set, which is another one in every process.
         ranks = {request: rank for rank, request in enumerate(self.world.lives)}
@@ -355,13 +357,11 @@ class Run:
         self._each("delivered", flight.step, delivered)
         self._stop_if_fatal()
 
-    def _encoded(self, step: Step) -> list[str]:
-        """Hashes of the items that a step has encoded."""
-        return [
-            image_hash(self.world.references[request].items[index][2])
-            for request, indices in step.encoder_inputs.items()
-            for index in indices
-        ]
+    def _encoded(self, step: Step) -> Iterator[str]:
+        """Hashes of the items that a step encodes; what does not exist is O13's."""
+        for request, indices in step.encoder_inputs.items():
+            items = self.world.references[request].items
+            yield from (image_hash(items[index][2]) for index in indices if 0 <= index < len(items))
 
     # -- oracles ------------------------------------------------------------------------------------------------
 

@@ -53,6 +53,8 @@ class Flight:
     """As far as it is known: a device tells only with its result."""
     transfers: Transfers = NOTHING
     """What its result says about the connector's transfers."""
+    encoded: tuple[str, ...] = ()
+    """Hashes of the items that it encodes, if an encoder-cache connector wants to know."""
     result: Callable[[], Any] | None = None
 
     def output(self) -> Any:

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 from harness.model import EOS, STOP, Reference, drawn
 from harness.oracles.base import Oracle
 from harness.step import Step
+from harness.world import Life
 
 
 class OtherAnswers(Oracle):
@@ -25,6 +26,9 @@ class OtherAnswers(Oracle):
         super().__init__(*arguments)
         self._told: set[str] = set()
         """Requests whose prompt's logprobs have been delivered, or should have been."""
+
+    def arrived(self, life: Life) -> None:
+        self._told.discard(life.request)  # an id that its client uses again
 
     def delivered(self, step: Step, outputs: Sequence[Any]) -> None:
         for output in outputs:

@@ -61,6 +61,7 @@ LOUD = {
     "57841": (proof("57841-0.30.0"), "O7-no-progress-5fb57c18"),
     "32255": (LEGAL["connector_abort"], "O17-load-destination-freed-a547203f"),
     "31583": (proof("31583-0.13.0"), "O13-new-request-known-250049b2"),
+    "45357-zero": (proof("45357-zero-0.25.1"), "O17-load-destination-zeroed-3ee9c7e1"),
     "57696": (proof("57696-0.30.0"), "O4-target-read-size-d614673e"),
     "mend-43569": (
         regression("hash-of-a-block-that-the-victim-never-wrote"),
@@ -75,7 +76,7 @@ LOUD = {
     "mend-34220": (proof("derived-34220-0.33.0"), "O7-no-progress-5362a372"),
 }
 """What shows a bug when it is planted and only then, and by which fingerprint; a mend, when it is not."""
-SILENT = {"46315", "39528", "45357-zero"}
+SILENT = {"46315", "39528"}
 """Plants that no scenario can show. The ledger says of each what is missing."""
 FOUND = {
     outcome.record: hunt
