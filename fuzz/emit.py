@@ -55,7 +55,7 @@ def emit(scenario: Scenario, violation: Violation, *, vllm: str, ledger: tuple[s
     what it must be.
     """
     fingerprint = violation.fingerprint
-    broken = promise(violation.oracle)
+    broken = promise(violation.oracle, violation.speaker)
     told = [f"vLLM {vllm}: {_clip(violation.message)}."]
     if broken:
         told.append(f"The promise that it breaks: {broken}")

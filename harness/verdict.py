@@ -47,6 +47,8 @@ class Violation(msgspec.Struct, frozen=True):
     level: Level = Level.VIOLATION
     fatal: bool = True
     requests: tuple[str, ...] = ()
+    speaker: str = ""
+    """The oracle's class, where a family has several."""
 
     @property
     def fingerprint(self) -> str:

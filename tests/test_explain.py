@@ -210,9 +210,9 @@ def test_promises():
 def test_every_oracle_promises_something():
     from harness.oracles import ALL
 
-    for oracle in ALL:
-        assert len(promise(oracle.family)) > 20
-        assert not promise(oracle.family).startswith("O")
+    promises = [promise(oracle.family, oracle.__name__) for oracle in ALL]
+    assert all(len(promised) > 20 and not promised.startswith("O") for promised in promises)
+    assert len(set(promises)) == len(ALL)
 
 
 def test_grammars_are_told():

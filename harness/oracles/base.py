@@ -72,5 +72,6 @@ class Oracle:
                 level=level,
                 fatal=fatal and level is Level.VIOLATION,
                 requests=requests,
+                speaker=type(self).__name__,
             )
         )
