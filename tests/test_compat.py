@@ -13,7 +13,14 @@ from scenarios import LEGAL_V2
     [
         (
             "0.19.0",
-            Traits(False, "zeros if async", False, masks_are_strided=False, one_embedding_spreads=False),
+            Traits(
+                False,
+                "zeros if async",
+                False,
+                masks_are_strided=False,
+                rows_keep_prompt_logprobs=False,
+                one_embedding_spreads=False,
+            ),
         ),
         ("0.23.0", Traits(False, "zeros", False, masks_are_strided=False)),
         ("0.24.0", Traits(True, "zeros", False, masks_are_strided=False)),

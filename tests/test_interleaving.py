@@ -20,6 +20,7 @@ class Scripted:
             batch_queue_size=size,
             use_spec_decode=drafts,
             async_scheduling=late,
+            is_pooling_model=False,
             model_executor=self,
             scheduler=self,
             _process_aborts_queue=lambda: self.said.append("aborts"),

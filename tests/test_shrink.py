@@ -142,7 +142,7 @@ MINIMA: list[tuple[Predicate, list[Scenario]]] = [
 
 
 def found(predicate: Predicate, count: int) -> list[Scenario]:
-    scenarios = (generate(Random(seed), ALL) for seed in range(1000))
+    scenarios = (generate(Random(seed), ALL) for seed in range(2000))
     return [scenario for scenario in scenarios if predicate(scenario)][:count]
 
 

@@ -28,7 +28,7 @@ class PrefixCache(Oracle):
     is wrong but that the work is done again.
 
     A drafter gives back one block of each hit; which groups must hold one more for that differs from release to
-    release, so that with one only what is missed with a block more in every group is a miss. Before 0.33 several groups
+    release, so that with one only what is missed with a block more in every group is a miss. Up to 0.19 several groups
     each give one back. Not judged: groups with blocks of different sizes, whose hits end inside blocks; states that are
     not cached.
     """
