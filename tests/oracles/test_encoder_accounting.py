@@ -4,8 +4,10 @@ import pytest
 from msgspec.structs import replace
 
 from harness import planting
+from harness.execute import execute
 from harness.oracles.encoder_accounting import EncoderAccounting
 from harness.scenario import Abort, Arrive, Encoder, Image, Request
+from harness.trace import Dispatched
 from oracles.faults import SCHEDULE, Fault, after, assert_heard, assert_quiet, before, faults, heard, skipped
 from scenarios import ALBUM, PICTURE, SMALL, VISION, scenario
 
@@ -155,3 +157,13 @@ def test_hears_of_free_slots_with_an_encoder_decoder_model(monkeypatch, by):
     with planting.planted("mend-51228"):
         fault = Fault(SCHEDULE, drift("num_free_slots", by), ACROSS, said("counter-drift", SLOTS))
         assert_heard(monkeypatch, EncoderAccounting, fault)
+
+
+def test_a_victim_of_an_encoder_decoder_model_leaves_no_entry():
+    """Its manager keeps nothing by name, and has nowhere to look."""
+    engine = replace(ACROSS.engine, max_model_len=24, num_gpu_blocks=9)
+    listeners = tuple(Request(prompt=(Image(0),), max_tokens=10) for _ in range(3))
+    crowded = scenario(engine, *listeners, images=(6,))
+    passes = [entry for entry in execute(crowded).trace.entries if isinstance(entry, Dispatched)]
+    assert any(entry.preempted for entry in passes)
+    assert {said[1:] for said in heard(crowded, EncoderAccounting)} <= {("counter-drift", SLOTS)}
