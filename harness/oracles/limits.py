@@ -107,6 +107,8 @@ class Limits(Oracle):
         life = self.world.lives.get(request)
         if life is None or self.world.engine.speculative is not None:
             return
+        if request not in self.world.scheduler.requests:
+            return  # O13 says so
         if (
             step.computed[request] >= self.world.references[request].prompt_length
             and self.world.references[request].pools

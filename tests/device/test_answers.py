@@ -12,7 +12,7 @@ from harness.verdict import Level, Verdict
 from harness.worker.device.answers import unified
 from harness.worker.device.support import cannot_run
 from harness.worker.interface import Kind
-from scenarios import LEGAL, LEGAL_V2
+from scenarios import KNOWN_TRUE, LEGAL, LEGAL_V2
 
 pytestmark = [pytest.mark.device, pytest.mark.usefixtures("device")]
 
@@ -133,6 +133,8 @@ def test_stub_and_v2_runner_agree(name: str) -> None:
     if lacks := presence.lacking().keys() & features.used(scenario):
         pytest.skip(f"this vLLM lacks {lacks}")
     result, stub = execute(scenario, worker=Kind.TANDEM), execute(unified(scenario))
-    assert {violation.level for violation in result.violations} <= {Level.HAZARD}
+    broken = {(name, each.fingerprint) for each in result.violations if each.level is Level.VIOLATION}
+    assert broken <= KNOWN_TRUE["0.33.0"]
     assert (result.steps, result.violations) == (stub.steps, stub.violations)
-    assert told(result, blank=False) == told(stub, blank=False)
+    spoiled = any(map(fails, scenario.requests))
+    assert told(result, blank=spoiled) == told(stub, blank=spoiled)
