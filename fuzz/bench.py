@@ -25,6 +25,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m fuzz.bench", description=__doc__)
     parser.add_argument("--vllm", metavar="SPEC", help="as for schedfuzz run")
     parser.add_argument("--scenarios", type=int, default=SCENARIOS, metavar="N")
+    parser.add_argument(
+        "--oracles", action="store_true", help="what each oracle costs, as docs/oracles.md has it"
+    )
     options = parser.parse_args()
 
     from fuzz.campaign import warm
@@ -34,9 +37,14 @@ def main() -> None:
     warm(target)
     from harness.execute import execute
 
-    branches = feedback.instrument()
     rng = Random(0)
     scenarios = [generate(rng, frozenset(FEATURES)) for _ in range(options.scenarios)]
+    if options.oracles:
+        from fuzz.oracle_costs import costs, rows
+
+        print("\n".join(rows(costs(scenarios))))
+        return
+    branches = feedback.instrument()
     for scenario in scenarios[:20]:
         execute(scenario)
     gc.collect()
