@@ -152,6 +152,16 @@ def test_the_device_raises_where_the_stub_finds_fault() -> None:
             run(Suspicious(), Double(**{call: ValueError("odd")}))
 
 
+def test_the_stub_alone_raises_after_another_fault() -> None:
+    """What the runner makes of a step that is wrong already is not modelled."""
+    stub = Double(execute=RunnerFailure("no block"))
+    stub.observations = (Breach("a", "x", "r0"), Breach("b", "y", "r0", True))
+    with pytest.raises(RunnerFailure, match="no block"):
+        run(stub, Double())
+    with pytest.raises(RunnerFailure, match="no mask"):
+        run(Suspicious(sample=RunnerFailure("no mask")), Double())
+
+
 def test_the_stub_alone_raises() -> None:
     with pytest.raises(Disagreement, match=r"step 0 .*the stub raises \(no block\), the device does not"):
         run(Double(execute=RunnerFailure("no block")), Double())
