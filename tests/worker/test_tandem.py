@@ -8,7 +8,7 @@ import pytest
 from harness.peers.orders import NOTHING, Transfers
 from harness.verdict import HarnessError
 from harness.worker.observation import Breach, RunnerFailure
-from harness.worker.tandem import Disagreement, Tandem
+from harness.worker.tandem import Disagreement, Tandem, _agree
 from worker.steps import step
 
 STEP = step(tokens={"r0": 4, "r1": 1})
@@ -103,6 +103,11 @@ def test_other_tokens_are_a_disagreement(said: dict[str, list[int]]) -> None:
         run(Double(), Double(said))
     assert caught.value.step is STEP
     assert isinstance(caught.value, HarnessError)
+
+
+def test_rows_that_nobody_computed_may_hold_anything() -> None:
+    assert _agree([-1, 4], [77, 4]) and _agree(None, None)
+    assert not _agree([-1, 4], [77, 5]) and not _agree([4], [4, 5]) and not _agree(None, [4])
 
 
 def test_other_transfers_are_a_disagreement() -> None:
