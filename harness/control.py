@@ -54,6 +54,8 @@ class Operator:
         else:
             self._trace.add(Occurred(self._world.iteration, "resume"))
             self._world.paused = None
+            for pause, _ in self._pending:
+                pause.begun = ()  # nobody waits for these any more
             self._guarded(self._world.core.resume_scheduler)
 
     def notify_idle(self) -> None:

@@ -83,7 +83,7 @@ class Act:
     clears: bool = False
     """A pause that clears the caches."""
     begun: tuple[str, ...] = ()
-    """Requests in progress when a pause began: their clients had received tokens."""
+    """Requests in progress when a pause began: their clients had received tokens. None once somebody has resumed."""
 
 
 class World:

@@ -6,8 +6,9 @@ from msgspec.structs import replace
 from harness.execute import execute
 from harness.oracles.drain import Drain
 from harness.scenario import Arrive, Close, Pause, Reset, Resume
+from harness.trace import Occurred
 from harness.verdict import Level
-from oracles.faults import Fault, after, assert_heard, assert_quiet, faults, skipped
+from oracles.faults import Fault, after, assert_heard, assert_quiet, faults, heard, skipped
 from scenarios import PICTURE, SMALL, VISION, scenario, session, text
 
 pytestmark = pytest.mark.usefixtures("vllm")
@@ -136,3 +137,15 @@ def test_a_request_that_is_preempted_under_wait_is_heard_of():
 @faults({**FAULTS, **RESETS})
 def test_hears(monkeypatch, fault):
     assert_heard(monkeypatch, Drain, fault)
+
+
+def test_a_pause_that_was_taken_back_waits_for_nobody():
+    """vLLM completes it with the next one, whoever is left then."""
+    wait, keep = Pause(1, "wait", clear_cache=False), Pause(0, "keep", clear_cache=False)
+    again = scenario(SMALL, text(1, 2), events=(Arrive(0), wait, Resume(), keep, Resume(1)))
+    entries = execute(again).trace.entries
+    assert [entry.detail for entry in entries if isinstance(entry, Occurred) and entry.what == "paused"] == [
+        "keep",
+        "wait",
+    ]
+    assert heard(again, Drain) == []
