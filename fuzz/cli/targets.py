@@ -76,6 +76,7 @@ def features(
         console.json(found)
         return Status.CLEAN
     reasons: dict[str, None] = {}
+    width = max(map(len, found)) + 1
     for feature, releases in found.items():
         cells = []
         for version, workers in releases.items():
@@ -84,7 +85,7 @@ def features(
             for worker, _ in _MARKS:
                 if workers[worker] != "yes":
                     reasons[f"{feature}, {version}, {worker}: {workers[worker]}"] = None
-        console.print(f"{feature:18}" + "  ".join(cells))
+        console.print(f"{feature:{width}}" + "  ".join(cells))
     console.print("S: with the stub; D: on vLLM's own model runner; -: not")
     for reason in reasons:
         console.print(reason)
