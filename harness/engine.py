@@ -289,6 +289,7 @@ class Run:
             self.world.external.started(step.orders, step.iteration)
         self.trace.add(record.dispatched(self.world, step))
         self._each("dispatched", step)
+        self.world.lookups.clear()
         self._stop_if_fatal()
         self.world.executing = flight
         try:

@@ -1,7 +1,8 @@
 """A tap on vLLM's prefix cache lookup: what it was asked, what it answered, and what the cache held at that moment.
 
 The pool changes between a lookup and the end of its pass, so that nobody can judge the answer later without this. The
-tap calls vLLM's own method and hands on what that returns.
+tap calls vLLM's own method and hands on what that returns. It does not see what `get_computed_blocks_for_connector`
+finds of its own (0.24 on, groups with states beside a connector).
 """
 
 from dataclasses import dataclass

@@ -108,7 +108,7 @@ class World:
         """By request id; those that are compiled."""
         self.iteration = 0
         self.lookups = lookups.tap(core.scheduler) if scenario.engine.enable_prefix_caching else []
-        """Of the prefix cache, oldest first."""
+        """Of the prefix cache since the last step, oldest first."""
         self.lives: dict[str, Life] = {}
         self.paused: str | None = None
         """Mode of the pause since the last resumption."""

@@ -109,16 +109,8 @@ class Limits(Oracle):
             return
         if request not in self.world.scheduler.requests:
             return  # O13 says so
-        if (
-            step.computed[request] >= self.world.references[request].prompt_length
-            and self.world.references[request].pools
-        ):
-            self.report(
-                "scheduled-past-prompt",
-                "Scheduler.schedule",
-                f"step {step.index} computes for {request} past its prompt, of which a pooling model says nothing",
-                request,
-            )
+        if self.world.references[request].pools:
+            self._past_prompt(step, request)
             return
         if request in step.admitted:
             return  # what is in flight is of a session's turn before, or of before a preemption
@@ -128,5 +120,14 @@ class Limits(Oracle):
                 "scheduled-past-max-tokens",
                 "Scheduler.schedule",
                 f"step {step.index} computes for {request}, whose {flying} tokens in flight reach max_tokens",
+                request,
+            )
+
+    def _past_prompt(self, step: Step, request: str) -> None:
+        if step.computed[request] >= self.world.references[request].prompt_length:
+            self.report(
+                "scheduled-past-prompt",
+                "Scheduler.schedule",
+                f"step {step.index} computes for {request} past its prompt, of which a pooling model says nothing",
                 request,
             )

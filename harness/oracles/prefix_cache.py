@@ -37,17 +37,14 @@ class PrefixCache(Oracle):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._judged = 0
         engine = self.world.engine
         self._speaks = not has_block_sizes(engine) and (states_are_cached(engine) or not has_mamba(engine))
         self._drops = int(looks_ahead(engine))
         """Blocks of a hit that are given back."""
 
     def dispatched(self, step: Step) -> None:
-        lookups = self.world.lookups
-        for lookup in lookups[self._judged :] if self._speaks else ():
+        for lookup in self.world.lookups if self._speaks else ():
             self._judge(lookup)
-        self._judged = len(lookups)
 
     def _judge(self, lookup: Lookup) -> None:
         if reads_nothing(self.world.references[lookup.request].request):
