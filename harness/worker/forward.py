@@ -1,4 +1,4 @@
-"""What both model runners do alike: encoder outputs, gathers, KV memory, the target's answers under masks.
+"""What both model runners do alike: KV memory, a connector's transfers, the target's answers under masks.
 
 The runners differ in their bookkeeping (`batch_v1`, `batch_v2`) and in what they do when; what a step reads and writes
 follows from the same rules, which are here. What a step needs it must find where the SchedulerOutput says; what it
@@ -12,23 +12,21 @@ from typing import ClassVar
 
 import numpy as np
 
-from harness.groups import attended_from, groups_of, looks_ahead, reads_across, scale_of
+from harness.groups import attended_from, groups_of, looks_ahead, scale_of
 from harness.model import Reference, mix
 from harness.peers.mover import Mover
 from harness.scenario import Engine, Mamba
 from harness.step import Step
 from harness.worker import masks
 from harness.worker.batch import Batch
+from harness.worker.encoder import EncoderOutputs
 from harness.worker.external import StubMemory
 from harness.worker.masks import Rows
 from harness.worker.observation import (
     Breach,
-    EncoderMiss,
-    EncoderSize,
     KvMismatch,
     MaskMismatch,
     Observation,
-    RunnerFailure,
 )
 from harness.worker.prompt_logprobs import Row
 from harness.worker.shadow import KvShadow, Slots
@@ -62,23 +60,13 @@ class Forward:
         sizes = [engine.block_size * scale_of(group) for group in self.groups]
         self.kv = KvShadow(engine.num_gpu_blocks, sizes)
         self.states = States(engine)
-        self.encoder_cache: dict[str, int] = {}
-        """Length of each encoder output, in embeddings."""
-        self._gathered = self._placeholders = 0
-        """Embeddings that a window of the step has read, and those that it needs."""
-        self._one_spreads = traits.one_embedding_spreads
-        self.ever_encoded: set[str] = set()
-        self._encoded: set[tuple[str, str]] = set()
-        """Requests and their images that the step in progress has encoded."""
-        self.stripped: set[str] = set()
-        """Images that could not be encoded, since their data was left out."""
+        self.encoder = EncoderOutputs(engine, traits, lambda: self.batch)
         self.pooled: dict[str, int] = {}
         """A pooling model's answers of the last step."""
         self.prompt_logprobs: dict[str, list[Row]] = {}
         """Those of the prompts that the last step has completed."""
         self.drafts: dict[str, list[int]] | None = None
         self.masks_are_strided = traits.masks_are_strided
-        self._drafter_falls_back = traits.drafter_falls_back
         self._starts: dict[str, int] = {}
         self._inputs: dict[str, list[int]] = {}
         self._outside = StubMemory(engine, self.kv, references, lambda seen: self.observations.append(seen))
@@ -115,14 +103,6 @@ class Forward:
         """Drafts of the last step that sampled, per row (what `take_draft_token_ids` returns); None where it tells
         none."""
         return self.drafts
-
-    def reset_encoder_cache(self) -> None:
-        """What was encoded has gone as if it had been evicted."""
-        self.encoder_cache.clear()
-
-    def _free_encoder_outputs(self, step: Step) -> None:
-        for image in step.freed_encoder:
-            self.encoder_cache.pop(image, None)
 
     def _check_total(self, step: Step, *, fails: bool) -> None:
         if step.total != sum(step.scheduled.values()):
@@ -168,82 +148,6 @@ class Forward:
         if not step.loads_first:
             self.mover.start(step.orders)
         self.mover.finish()
-
-    # -- encoder ------------------------------------------------------------------------------------------------
-
-    def _load_encoder(self, step: Step) -> None:
-        """ECConnectorModelRunnerMixin: what a connector loads is there before anything is encoded or gathered."""
-        items = (item for cached in self.batch.requests.values() for item in cached.items)
-        lengths = {image: length for _, length, image in items}
-        self.encoder_cache.update((image, lengths.get(image, 0)) for image in step.encoder_loads)
-        self.ever_encoded.update(step.encoder_loads)
-
-    def _run_encoder(self, step: Step) -> None:
-        self._encoded.clear()
-        for request, indices in step.encoder_inputs.items():
-            cached = self.batch.requests.get(request)
-            if cached is None or not all(0 <= index < len(cached.items) for index in indices):
-                message = f"items {indices} of {request} are to be encoded, which the worker does not know"
-                raise self.batch.fail(Breach("unknown-encoder-input", message, request, True))
-            for index in indices:
-                _, length, image = cached.items[index]
-                if index in cached.stripped:
-                    self.stripped.add(image)  # the runner skips it, and says nothing
-                    continue
-                self.encoder_cache[image] = length
-                self.ever_encoded.add(image)
-                self._encoded.add((request, image))
-
-    def _gather(self, request: str, start: int, count: int, window: str) -> None:
-        """GPUModelRunner._gather_mm_embeddings: every item that overlaps [start, start+count) must be there."""
-        if reads_across(self.engine):
-            if start == 0:
-                self._read_across(request, count)
-            return
-        end_of_target = start + count - (1 if window == "drafter" else 0)
-        for offset, length, image in self.batch.requests[request].items:
-            if offset >= start + count or offset + length <= start:
-                continue
-            if image in self.encoder_cache:
-                stop = min(start + count - offset, length)
-                self._read_output(request, window, (offset, length, image), max(0, start - offset), stop)
-                continue
-            if self._drafter_falls_back and offset >= end_of_target:
-                continue
-            reason = "evicted" if image in self.ever_encoded else "never encoded"
-            self.observations.append(
-                EncoderMiss(request, image, window, self._unless_stripped(image, reason))
-            )
-            raise RunnerFailure(f"Encoder cache miss for {image}.")
-
-    def _read_across(self, request: str, count: int) -> None:
-        """An encoder-decoder model: what a request's first step encodes is handed to cross-attention, which keeps it.
-        Nothing looks for an item that is missing: what others have left is read in its place."""
-        for offset, _, image in self.batch.requests[request].items:
-            if offset < count and (request, image) not in self._encoded:
-                reason = self._unless_stripped(image, "never encoded")
-                self.observations.append(EncoderMiss(request, image, "target", reason, fails=False))
-
-    def _unless_stripped(self, image: str, reason: str) -> str:
-        return "sent without the data that its encoder needs" if image in self.stripped else reason
-
-    def _read_output(
-        self, request: str, window: str, item: tuple[int, int, str], start: int, stop: int
-    ) -> None:
-        """An item's positions [start, stop) are gathered from the output of its name, as far as that goes."""
-        _, length, image = item
-        held = self.encoder_cache[image]
-        self._gathered += max(0, min(held, stop) - start)
-        self._placeholders += stop - start
-        if held != length:
-            self.observations.append(EncoderSize(request, image, window, held, length, held < stop))
-
-    def _merge(self) -> None:
-        """`_merge_multimodal_embeddings`: what a window has gathered must be as much as it has placeholders."""
-        gathered, placeholders = self._gathered, self._placeholders
-        self._gathered = self._placeholders = 0
-        if gathered != placeholders and not (gathered == 1 and self._one_spreads):
-            raise RunnerFailure(f"{gathered} embeddings for {placeholders} placeholders")
 
     # -- target -------------------------------------------------------------------------------------------------
 

@@ -71,7 +71,7 @@ class StubWorker:
         """There is none."""
 
     def reset_encoder_cache(self) -> None:
-        self.stub.reset_encoder_cache()
+        self.stub.encoder.reset()
 
     def forget(self) -> None:
         self.stub.kv.forget()

@@ -50,7 +50,7 @@ class StubV1(Forward):
         self._starts, self._inputs, self._untold = {}, {}, []
         self._zero(step.zeroed)
         self.kv.copy_blocks(step.copies)
-        self._free_encoder_outputs(step)
+        self.encoder.free(step)
         self.spoiled.clear()
         self.adrift.clear()
         self._check_tables(step)
@@ -66,11 +66,13 @@ class StubV1(Forward):
         starts = {request: self.batch.start(request) for request in self.batch.rows}
         inputs = {request: self.batch.inputs(step, request) for request in self.batch.rows}
         self.batch.consume_drafts(step)
-        self._load_encoder(step)
-        self._run_encoder(step)
+        self.encoder.load(step)
+        self.encoder.run(step)
         for request in self.batch.rows:
-            self._gather(request, self.batch.requests[request].computed, step.scheduled[request], "target")
-        self._merge()
+            self.encoder.gather(
+                request, self.batch.requests[request].computed, step.scheduled[request], "target"
+            )
+        self.encoder.merge()
         self._embed(step, inputs)
         if self.states.cached:
             self._place_states(step)
@@ -179,10 +181,10 @@ class StubV1(Forward):
         """The drafter's pass; it is skipped, and drafts are zeros, when the longest sequence leaves it no room."""
         if self.looks_ahead and fits:
             for request in starts:
-                self._gather(
+                self.encoder.gather(
                     request, self.batch.requests[request].computed + 1, step.scheduled[request], "drafter"
                 )
-            self._merge()
+            self.encoder.merge()
         if fits:
             self.drafts = {
                 request: self._draft(

@@ -39,7 +39,7 @@ class StubV2(Forward):
     def forward(self, step: Step) -> None:
         self.batch.observations = []
         self._inputs = {}
-        self._free_encoder_outputs(step)
+        self.encoder.free(step)
         self._check_tables(step)
         self.batch.update(step)
         self._zero(step.zeroed)
@@ -56,7 +56,7 @@ class StubV2(Forward):
         self._step = step = self.batch.fitting(step, fails=bounded)
         starts = {request: self.batch.requests[request].computed for request in step.scheduled}
         inputs = self._fed(step)
-        self._run_encoder(step)
+        self.encoder.run(step)
         self._gather_rows(step, "target")
         self._embed(step, inputs)
         self._forward(step, starts, inputs)
@@ -87,8 +87,8 @@ class StubV2(Forward):
         for request, count in step.scheduled.items():
             slot = self.batch.requests[request]
             if slot.counted + ahead < len(slot.prefill):
-                self._gather(request, slot.counted + ahead, count, window)
-        self._merge()
+                self.encoder.gather(request, slot.counted + ahead, count, window)
+        self.encoder.merge()
 
     def _embed(self, step: Step, inputs: Mapping[str, list[int]]) -> None:
         for request, tokens in inputs.items():
