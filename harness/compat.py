@@ -193,6 +193,14 @@ def encoder_connector_hears_ends() -> bool:
     return "ec_connector" in Scheduler._free_request.__code__.co_names
 
 
+@functools.cache
+def refuses_other_lengths() -> bool:
+    """Whether a request ends with an error if the encoder output of an item's name has another length; from 0.31."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    return hasattr(Scheduler, "_reject_on_encoder_cache_embed_mismatch")
+
+
 def attention_interfaces() -> tuple[Any, Any]:
     """AttentionBackend and AttentionMetadataBuilder; they moved in 0.14."""
     try:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from harness import compat
 from harness.model import Reference
 from harness.oracles.base import Oracle
 from harness.step import Step
@@ -117,7 +118,7 @@ class Outputs(Oracle):
     def _may_fail(self, request: str) -> bool:
         """Whether a load of its failed, and the policy is that it ends so (`kv_load_failure_policy`), or an item of its
         has the name of one with another length (`_reject_on_encoder_cache_embed_mismatch`)."""
-        if self._shares_a_name(request):
+        if compat.refuses_other_lengths() and self._shares_a_name(request):
             return True
         connector, external = self.world.engine.connector, self.world.external
         if connector is None or external is None:
